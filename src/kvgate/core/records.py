@@ -1,0 +1,178 @@
+"""Everything that crosses the border of the core: questions, answers and facts.
+
+Promises: every record is frozen, every answer is one of a closed set, and the same words are used
+in the code, the metrics, the headers, the error bodies and the docs.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from dataclasses import dataclass
+from typing import TypeAlias
+
+Seconds: TypeAlias = float
+"""Seconds on the caller's monotonic clock. The core never reads one."""
+
+Key: TypeAlias = int
+"""The gate's own number for one request. Never chosen by a client, never used twice."""
+
+
+class Misuse(Exception):
+    """The calling code is wrong: a released reservation, a negative size, a reused key."""
+
+
+class Reason(enum.StrEnum):
+    """Why a request was refused. The value is the `code` in bodies, headers and metrics."""
+
+    KV_CAPACITY = "kv_capacity"
+    QUEUE_FULL = "queue_full"
+    QUEUE_TIMEOUT = "queue_timeout"
+    CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
+    KV_CAPACITY_EXCEEDED = "kv_capacity_exceeded"
+    INVALID_REQUEST = "invalid_request"
+    BODY_TOO_LARGE = "body_too_large"
+    UNPRICED_ENDPOINT = "unpriced_endpoint"
+    ENGINE_UNAVAILABLE = "engine_unavailable"
+    DRAINING = "draining"
+
+    @property
+    def is_busy(self) -> bool:
+        """True where the same request can succeed later."""
+        return self in _BUSY
+
+
+_BUSY = frozenset(
+    {
+        Reason.KV_CAPACITY,
+        Reason.QUEUE_FULL,
+        Reason.QUEUE_TIMEOUT,
+        Reason.ENGINE_UNAVAILABLE,
+        Reason.DRAINING,
+    }
+)
+
+
+class Ending(enum.StrEnum):
+    """How an admitted request ended. Only `COMPLETED` teaches the forecast."""
+
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    EXPIRED = "expired"
+
+
+@dataclass(frozen=True, slots=True)
+class PoolFacts:
+    """One engine's KV memory, in the engine's own units.
+
+    `total_blocks` blocks of `block_size` tokens; `context` tokens a sequence may reach;
+    `max_seqs` sequences the engine runs at once (None: no limit); `lookahead` tokens of
+    speculative decoding held beyond the answer.
+    """
+
+    total_blocks: int
+    block_size: int
+    context: int
+    max_seqs: int | None = None
+    safety_fraction: float = 0.90
+    lookahead: int = 0
+    engine: str = "generic"
+
+    def __post_init__(self) -> None:
+        for name in ("total_blocks", "block_size", "context"):
+            if getattr(self, name) < 1:
+                raise Misuse(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.max_seqs is not None and self.max_seqs < 1:
+            raise Misuse(f"max_seqs must be at least 1 or None, got {self.max_seqs}")
+        if not 0.0 < self.safety_fraction <= 1.0:
+            raise Misuse(f"safety_fraction must be above 0 and at most 1, got {self.safety_fraction}")
+        if self.lookahead < 0:
+            raise Misuse(f"lookahead must not be negative, got {self.lookahead}")
+
+    @property
+    def usable_blocks(self) -> int:
+        """Blocks that may be reserved: `floor(total x safety_fraction)`."""
+        # The small term undoes binary rounding: 0.29 x 100 is 28.999999999999996 and means 29.
+        return min(self.total_blocks, math.floor(self.total_blocks * self.safety_fraction + 1e-9))
+
+
+@dataclass(frozen=True, slots=True)
+class CapRules:
+    """Limits on the output cap that do not come from the client.
+
+    `default` is enforced when the client sets none (None: the rest of the context);
+    `ceiling` is the operator's upper limit (None: no limit).
+    """
+
+    default: int | None = None
+    ceiling: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """May this request go to the engine?
+
+    `prompts`: exact token count of each prompt in the request (one, except for prompt lists).
+    `output_cap`: most new tokens the client allows a sequence; None where it set none.
+    `choices`: sequences generated for each prompt (`n`, `best_of`).
+    `draw`: a number in [0, 1) from the caller, used to spread refused clients.
+    """
+
+    prompts: tuple[int, ...]
+    output_cap: int | None = None
+    choices: int = 1
+    rules: CapRules = CapRules()
+    max_wait: Seconds = 0.0
+    draw: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """What a request may reach at worst: blocks, sequences, and the cap that bounds them."""
+
+    blocks: int
+    sequences: int
+    output_cap: int
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """Admitted. The receiver owns the reservation `key` and must end it exactly once."""
+
+    key: Key
+    blocks: int
+    sequences: int
+    output_cap: int
+    waited: Seconds = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Queued:
+    """Waiting. The answer comes later from `Gate.ended` or `Gate.tick`, under the same key."""
+
+    key: Key
+    deadline: Seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Not admitted; nothing is held. Token figures are blocks x block size.
+
+    `retry_after`: seconds until the slot forecast for this client; None where no retry can help.
+    `output_cap`: the cap that was priced; `output_cap_that_fits`: the largest cap that would be
+    admitted at this moment (None: no cap would).
+    """
+
+    reason: Reason
+    key: Key | None = None
+    retry_after: Seconds | None = None
+    prompt_tokens: int = 0
+    needed_tokens: int = 0
+    free_tokens: int = 0
+    usable_tokens: int = 0
+    context: int = 0
+    output_cap: int | None = None
+    output_cap_was_set: bool = False
+    output_cap_that_fits: int | None = None
+    detail: str = ""
