@@ -52,9 +52,7 @@ class Forecast:
         """Seconds until `blocks` more are expected to have come free; O(live) after a change."""
         if self._dirty:
             factor = self.seconds_per_cap_token
-            self._ends = sorted(
-                (started + cap * factor, held) for started, cap, held in self._live.values()
-            )
+            self._ends = sorted((started + cap * factor, held) for started, cap, held in self._live.values())
             self._dirty = False
         freed = 0
         for end, held in self._ends:

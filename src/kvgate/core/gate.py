@@ -38,7 +38,9 @@ LINE_LIMIT = 1024
 class Gate:
     """Admission to one pool."""
 
-    def __init__(self, facts: PoolFacts, *, policy: Policy = worst_case, line_limit: int = LINE_LIMIT) -> None:
+    def __init__(
+        self, facts: PoolFacts, *, policy: Policy = worst_case, line_limit: int = LINE_LIMIT
+    ) -> None:
         self.ledger = Ledger(facts)
         self.line = Line(line_limit)
         self.forecast = Forecast()

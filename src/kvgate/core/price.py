@@ -110,9 +110,7 @@ def output_cap_that_fits(ask: Ask, facts: PoolFacts, free_blocks: int, free_seqs
         rest = min(rest, ask.rules.ceiling)
 
     def cost(cap: int) -> int:
-        return ask.choices * sum(
-            blocks_for(p, min(cap, facts.context - p), facts) for p in ask.prompts
-        )
+        return ask.choices * sum(blocks_for(p, min(cap, facts.context - p), facts) for p in ask.prompts)
 
     low, high = 0, rest
     while low < high:

@@ -1,0 +1,39 @@
+"""Every setting of the gateway, in one frozen record. `cli` fills it from file, environment and flags."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+MIB = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What `kvgate serve` runs with. Times in seconds, sizes in the unit of their name."""
+
+    upstream: str | None = None  # http://host:port; None: the embedded engine
+    engine: str | None = None  # llamacpp | vllm; None: llamacpp for the embedded engine
+    listen_host: str = "127.0.0.1"
+    listen_port: int = 8080
+    admin_host: str = "127.0.0.1"
+    admin_port: int = 9090
+    total_blocks: int | None = None
+    block_size: int | None = None
+    context: int | None = None
+    max_seqs: int | None = None
+    safety_fraction: float = 0.90
+    default_output_cap: int | None = None
+    max_output_cap: int | None = None
+    max_wait: float = 0.0
+    line_limit: int = 1024
+    allow_paths: tuple[str, ...] = ()
+    busy_status: int = 429  # 429, 503 or 529
+    max_body_bytes: int = 32 * MIB
+    abort_grace: float | None = None  # None: the engine's own figure
+    connect_timeout: float = 5.0
+    count_timeout: float = 10.0
+    engine_idle_timeout: float = 600.0  # silence before headers or between bytes
+    client_timeout: float = 60.0  # for one whole request head and body to arrive; idle keep-alive
+    drain_timeout: float = 30.0
+    embedded_cells: int = 2048
+    embedded_slots: int = 8
