@@ -167,7 +167,8 @@ class Gate:
         usable_seqs = facts.max_seqs
         if reason is Reason.KV_CAPACITY_EXCEEDED:
             fits = output_cap_that_fits(ask, facts, facts.usable_blocks, usable_seqs)
-        elif reason is Reason.CONTEXT_LENGTH_EXCEEDED:
+        elif reason is Reason.CONTEXT_LENGTH_EXCEEDED or self.line:
+            # Behind a head that waits for sequences, blocks may be free and still nobody gets in.
             fits = None
         else:
             fits = output_cap_that_fits(ask, facts, free, self.ledger.free_seqs)

@@ -1,0 +1,55 @@
+# Everything a newcomer needs: `make demo` and `make test` set themselves up in .venv, without sudo.
+# Another Python: make test PYTHON=python3.12
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help demo serve test lint bench clean
+
+help: ## show this
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-6s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: $(READY) ## a real model, the same storm without and with the gate (under 4 minutes after set-up)
+	$(BIN)/kvgate demo $(ARGS)
+
+serve: $(READY) ## the gateway with its embedded engine; ARGS="--upstream http://... ..." for yours
+	$(BIN)/kvgate serve $(ARGS)
+
+test: lint ## all checks: format, lint, types, tests
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(READY) ## format, lint and types only
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+bench: $(READY) ## every benchmark, one after the other
+	@set -e; for file in benchmarks/[a-z]*.py; do echo "== $$file"; $(BIN)/python "$$file" $(ARGS); done
+
+clean: ## remove what the other targets made, the virtual environment included
+	rm -rf $(VENV) build dist .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find src tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Redone when the pins or the package's metadata change. The last step marks it done, so a set-up
+# that was cut short is taken up again. Debian ships Python without ensurepip: the system's pip, if
+# there is one, can put pip into the environment instead.
+$(READY): requirements.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "kvgate needs Python 3.11 or newer; '$(PYTHON)' is not. Try: make PYTHON=python3.12"; exit 1; }
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || { \
+	  echo "Making $(VENV); the first set-up downloads about 400 MB, the demo's model included."; \
+	  rm -rf $(VENV); \
+	  $(PYTHON) -m venv $(VENV) >/dev/null 2>&1 || { \
+	    rm -rf $(VENV); \
+	    $(PYTHON) -m venv --without-pip $(VENV) >/dev/null 2>&1 && \
+	    $(PYTHON) -m pip --python $(BIN)/python install --quiet pip >/dev/null 2>&1; } || { \
+	  rm -rf $(VENV); \
+	  echo "Python cannot make a virtual environment here. On Debian and Ubuntu this cures it:"; \
+	  echo "    apt-get install python3-venv"; exit 1; }; }
+	$(BIN)/python -m pip install --disable-pip-version-check --no-input --no-deps -r requirements.lock
+	$(BIN)/python -m pip install --disable-pip-version-check --no-input --no-deps --no-build-isolation --quiet -e .
+	@touch $@

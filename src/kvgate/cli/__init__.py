@@ -1,0 +1,47 @@
+"""The `kvgate` command: turns flags, environment and file into Settings, and runs a part of kvgate.
+
+Nothing is decided here. A mistake in what the user typed is told in one message without a
+traceback, and exits with 2; something that failed exits with 1.
+"""
+
+from __future__ import annotations
+
+import click
+
+from kvgate import __version__
+from kvgate.cli.demo import demo as demo_command
+from kvgate.cli.explain import explain as explain_command
+from kvgate.cli.serve import serve as serve_command
+
+__all__ = ["main"]
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="kvgate")
+def main() -> None:
+    """Admission control for self-hosted LLM servers.
+
+    kvgate stands in front of vLLM or llama.cpp and reserves the KV cache that a request may come to
+    need (its prompt + its output cap) before the engine sees it. What does not fit is told when to
+    come back, instead of stalling or killing the streams that run.
+
+    \b
+    See it work, on a real model:
+      kvgate demo
+    Run a small real engine with the gate in front of it:
+      kvgate serve
+      curl http://127.0.0.1:8080/v1/chat/completions -H 'content-type: application/json' \\
+        -d '{"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 64}'
+    Put the gate in front of your engine:
+      kvgate serve --upstream http://127.0.0.1:8000 --engine vllm \\
+        --total-blocks 4095 --block-size 16 --context 8192
+    Ask the running gate why a request is refused:
+      kvgate explain request.json
+
+    kvgate COMMAND --help shows the options of each.
+    """
+
+
+main.add_command(serve_command, "serve")
+main.add_command(demo_command, "demo")
+main.add_command(explain_command, "explain")

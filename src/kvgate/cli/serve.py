@@ -1,0 +1,232 @@
+"""`kvgate serve`: the gateway and its admin server in one process, until a signal.
+
+Promises: one ready line on stdout, and only when both ports answer; SIGTERM or SIGINT lets running
+answers finish (up to --drain-timeout) and exits with 0; SIGINT during that ends at once; the
+embedded engine never outlives the command; what the user can mend is told without a traceback.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Awaitable
+from contextlib import suppress
+from dataclasses import replace
+from types import FrameType
+from typing import Any, NoReturn
+
+import click
+import uvloop
+
+from kvgate.cli.options import ENVIRONMENT_PREFIX, ServeCommand, serve_options, settings_from
+from kvgate.config import Settings
+from kvgate.core.records import Misuse, PoolFacts
+from kvgate.edge.admin import AdminServer
+from kvgate.edge.embedded import EmbeddedEngine, EmbeddedUnavailable
+from kvgate.edge.gateway import Gateway
+
+# Exit status of a process that an interrupt ended: 128 + SIGINT, as shells count.
+INTERRUPTED = 130
+
+WHERE_TO_READ = {
+    "vllm": {
+        "total_blocks": "GET /metrics, vllm:cache_config_info: num_gpu_blocks minus 1 (the null block)."
+        " With several data-parallel ranks it is their sum: minus 1 for each.",
+        "block_size": "GET /metrics, vllm:cache_config_info: the label block_size.",
+        "context": "GET /v1/models: max_model_len.",
+        "max_seqs": "what vLLM was started with as --max-num-seqs.",
+    },
+    "llamacpp": {
+        "total_blocks": "what llama-server was started with as -c (--ctx-size), with its unified cache"
+        " (--kv-unified, or no -np).",
+        "block_size": "1: llama.cpp counts in cells of one token.",
+        "context": "GET /props: default_generation_settings.n_ctx.",
+        "max_seqs": "GET /props: total_slots.",
+    },
+}
+REQUIRED = ("engine", "total_blocks", "block_size", "context")
+SIZES = ("total_blocks", "block_size", "context", "max_seqs")
+
+
+def check(settings: Settings) -> None:
+    """Say everything that is wrong with the combination of options, in one error."""
+    if settings.upstream is None:
+        _check_embedded(settings)
+        return
+    missing = [name for name in REQUIRED if getattr(settings, name) is None]
+    if missing:
+        raise click.UsageError(_missing(settings, missing))
+    facts = facts_of(settings)
+    if facts.usable_blocks < 1:
+        raise click.UsageError(
+            f"--total-blocks {facts.total_blocks} x --safety-fraction {facts.safety_fraction} leaves no "
+            "usable block: every request would be refused."
+        )
+
+
+def _check_embedded(settings: Settings) -> None:
+    given = [flag(name) for name in SIZES if getattr(settings, name) is not None]
+    if settings.engine not in (None, "llamacpp"):
+        given.append(f"--engine {settings.engine}")
+    if given:
+        raise click.UsageError(
+            f"{', '.join(given)}: only with --upstream URL. Without it kvgate runs its embedded "
+            "llama.cpp, sized by --embedded-cells and --embedded-slots."
+        )
+
+
+def _missing(settings: Settings, missing: list[str]) -> str:
+    lines = [f"--upstream also needs {', '.join(flag(name) for name in missing)}."]
+    if settings.engine is None:
+        lines.append("  --engine: llamacpp or vllm, whichever runs there.")
+    engines = [settings.engine] if settings.engine else list(WHERE_TO_READ)
+    for engine in engines:
+        lines.append(f"Where to read the sizes of {engine}:")
+        wanted = [name for name in SIZES if name in missing or name == "max_seqs"]
+        for name in wanted:
+            optional = " (optional)" if name == "max_seqs" else ""
+            lines.append(f"  {flag(name)}{optional}: {WHERE_TO_READ[engine][name]}")
+    return "\n".join(lines)
+
+
+def flag(field: str) -> str:
+    """The long option of a field that has one of its own."""
+    return "--" + field.replace("_", "-")
+
+
+def facts_of(settings: Settings) -> PoolFacts:
+    """The pool that the options of an upstream engine describe."""
+    try:
+        return PoolFacts(
+            total_blocks=settings.total_blocks or 0,
+            block_size=settings.block_size or 0,
+            context=settings.context or 0,
+            max_seqs=settings.max_seqs,
+            safety_fraction=settings.safety_fraction,
+            engine=settings.engine or "generic",
+        )
+    except Misuse as wrong:
+        raise click.UsageError(str(wrong)) from None
+
+
+@click.command(cls=ServeCommand, context_settings={"auto_envvar_prefix": ENVIRONMENT_PREFIX})
+@serve_options
+def serve(**parameters: Any) -> None:
+    """Run the gate in front of an engine.
+
+    Without --upstream it starts its own small real engine (llama.cpp with a 270M model). Every option
+    can also be set as KVGATE_NAME in the environment and as name in the file of --config; a flag beats
+    the environment, which beats the file.
+
+    \b
+    Examples:
+      kvgate serve
+      kvgate serve --config kvgate.toml
+      kvgate serve --upstream http://127.0.0.1:8000 --engine vllm \\
+        --total-blocks 4095 --block-size 16 --context 8192 --max-seqs 256
+      kvgate serve --upstream http://127.0.0.1:8081 --engine llamacpp \\
+        --total-blocks 8192 --block-size 1 --context 8192 --max-seqs 4
+    """
+    settings = settings_from(parameters)
+    check(settings)
+    # Until the loop has handlers of its own there is nothing to drain: both signals end with 0.
+    signal.signal(signal.SIGTERM, _leave)
+    signal.signal(signal.SIGINT, _leave)
+    if settings.upstream is not None:
+        uvloop.run(_serve(settings, facts_of(settings), None))
+        return
+    with _start_embedded(settings) as embedded:
+        uvloop.run(_serve(_with_embedded(settings, embedded), _embedded_facts(settings, embedded), embedded))
+
+
+def _leave(_signal: int, _frame: FrameType | None) -> NoReturn:
+    raise SystemExit(0)
+
+
+def _start_embedded(settings: Settings) -> EmbeddedEngine:
+    try:
+        return EmbeddedEngine.start(
+            cells=settings.embedded_cells, slots=settings.embedded_slots, progress=_progress
+        )
+    except EmbeddedUnavailable as missing:
+        raise click.ClickException(
+            f"{missing}\nOr put the gate in front of an engine that runs already: kvgate serve --upstream URL"
+        ) from None
+
+
+def _progress(text: str) -> None:
+    click.echo(text, err=True)
+
+
+def _with_embedded(settings: Settings, embedded: EmbeddedEngine) -> Settings:
+    return replace(settings, upstream=embedded.url, engine="llamacpp")
+
+
+def _embedded_facts(settings: Settings, embedded: EmbeddedEngine) -> PoolFacts:
+    facts = embedded.facts(settings.safety_fraction)
+    if facts.usable_blocks < 1:
+        raise click.UsageError("--embedded-cells x --safety-fraction leaves no usable cell.")
+    return facts
+
+
+async def _serve(settings: Settings, facts: PoolFacts, embedded: EmbeddedEngine | None) -> None:
+    stop = asyncio.Event()
+    _listen_for_signals(stop, embedded)
+    gateway = Gateway(settings, facts)
+    admin = AdminServer(gateway, settings.admin_host, settings.admin_port)
+    await _bind(gateway.start(), settings.listen_host, settings.listen_port, "--listen")
+    try:
+        await _bind(admin.start(), settings.admin_host, settings.admin_port, "--admin")
+        click.echo(
+            f"kvgate listening on {_url(settings.listen_host, gateway.port)}, "
+            f"admin on {_url(settings.admin_host, admin.port)}, "
+            f"engine {facts.engine} at {settings.upstream}"
+        )
+        sys.stdout.flush()
+        await stop.wait()
+    finally:
+        # The admin server goes last: /status shows the draining, /readyz says no.
+        await gateway.stop()
+        await admin.stop()
+        if embedded is not None:
+            # Here and not only on the way out: the signal handlers go with the loop.
+            await asyncio.to_thread(embedded.stop)
+
+
+async def _bind(starting: Awaitable[object], host: str, port: int, option: str) -> None:
+    try:
+        await starting
+    except OSError as wrong:
+        # asyncio and socketserver word this differently; the system's own words are enough.
+        why = os.strerror(wrong.errno) if wrong.errno and wrong.errno > 0 else str(wrong)
+        raise click.ClickException(
+            f"cannot listen on {host}:{port}: {why}. "
+            f"Choose another address with {option} HOST:PORT (port 0: any free one)."
+        ) from None
+
+
+def _listen_for_signals(stop: asyncio.Event, embedded: EmbeddedEngine | None) -> None:
+    loop = asyncio.get_running_loop()
+
+    def interrupted() -> None:
+        if stop.is_set():
+            _end_at_once(embedded)
+        stop.set()
+        _progress("kvgate: letting running answers finish; Ctrl-C again ends at once")
+
+    loop.add_signal_handler(signal.SIGINT, interrupted)
+    loop.add_signal_handler(signal.SIGTERM, stop.set)
+
+
+def _end_at_once(embedded: EmbeddedEngine | None) -> NoReturn:
+    if embedded is not None:
+        with suppress(ProcessLookupError):
+            os.kill(embedded.pid, signal.SIGKILL)
+    # Not sys.exit: nothing that waits, in this loop or in a thread, may hold up the user.
+    os._exit(INTERRUPTED)
+
+
+def _url(host: str, port: int) -> str:
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -1,0 +1,90 @@
+"""Drives one `Gate` from an event loop: reads the clock, arms the timer, delivers late answers.
+
+Promises: the callback given to `ask` is called exactly once, unless `leave` comes first; a grant
+that nobody receives is ended here, never dropped. Everything runs on the loop's thread, and there
+is no await between looking and taking.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from typing import TypeAlias
+
+from kvgate.core.gate import Gate
+from kvgate.core.records import Ask, Ending, Granted, Key, PoolFacts, Queued, Refused
+from kvgate.edge import clock
+
+Answer: TypeAlias = Callable[[Granted | Refused], None]
+
+
+class Gatekeeper:
+    """The one owner of a `Gate` in a running loop."""
+
+    def __init__(self, gate: Gate, loop: asyncio.AbstractEventLoop) -> None:
+        self.gate = gate
+        self._loop = loop
+        self._waiting: dict[Key, Answer] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at: float | None = None
+        self.lingering = 0  # ended for the client, not yet let go by the engine
+
+    def ask(self, ask: Ask, answer: Answer) -> Key | None:
+        """Calls `answer` now, or later; in the second case returns the key of the place in the line.
+
+        A `Granted` passes ownership of the reservation to whoever `answer` belongs to.
+        """
+        given = self.gate.ask(ask, clock.now())
+        if isinstance(given, Queued):
+            self._waiting[given.key] = answer
+            self._arm()
+            return given.key
+        answer(given)
+        return None
+
+    def leave(self, key: Key) -> None:
+        """A waiting request has gone. Its `answer` will not be called."""
+        if self._waiting.pop(key, None) is not None:
+            self._deliver(self.gate.ended(key, Ending.CANCELLED, clock.now()))
+
+    def ended(self, key: Key, ending: Ending, after: float = 0.0) -> None:
+        """End a reservation, `after` seconds from now (the engine's abort grace)."""
+        if after > 0:
+            self.lingering += 1
+            self._loop.call_later(after, self._end_lingering, key, ending)
+        else:
+            self._deliver(self.gate.ended(key, ending, clock.now()))
+
+    def resize(self, facts: PoolFacts) -> None:
+        """The engine has other sizes now."""
+        self._deliver(self.gate.resize(facts, clock.now()))
+
+    def _end_lingering(self, key: Key, ending: Ending) -> None:
+        self.lingering -= 1
+        self._deliver(self.gate.ended(key, ending, clock.now()))
+
+    def _deliver(self, answers: Iterable[Granted | Refused]) -> None:
+        for given in answers:
+            answer = self._waiting.pop(given.key, None) if given.key is not None else None
+            if answer is not None:
+                answer(given)
+            elif isinstance(given, Granted):
+                self.ended(given.key, Ending.CANCELLED)
+        self._arm()
+
+    def _arm(self) -> None:
+        if not self._waiting and self._timer is None:
+            return
+        at = self.gate.wake_at()
+        if at == self._timer_at:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._timer_at = at
+        if at is not None:
+            self._timer = self._loop.call_later(max(0.0, at - clock.now()), self._tick)
+
+    def _tick(self) -> None:
+        self._timer = self._timer_at = None
+        self._deliver(self.gate.tick(clock.now()))

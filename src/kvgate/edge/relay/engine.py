@@ -1,0 +1,213 @@
+"""One connection to the engine: writes a request, frames its response.
+
+Promises to its `Receiver`: `head` at most once, then `data` any number of times, then exactly one
+of `done` and `failed`; nothing after `abort`. Bytes behind the end of a response are never
+delivered: they would be a second response that nobody asked for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Protocol
+
+import httptools
+
+from kvgate.edge.relay.heads import Headers
+
+HEAD_BYTES_MAX = 64 * 1024
+_HEAD_END = b"\r\n\r\n"
+
+
+class Receiver(Protocol):
+    """Who gets a response."""
+
+    def head(self, status: int, phrase: bytes, headers: Headers, framing: str) -> bool:
+        """`framing` is chunked, length or close. Return True to get the body's bytes raw, with
+        their chunk framing and trailers; False to get its content."""
+
+    def data(self, piece: bytes) -> None: ...
+
+    def done(self) -> None: ...
+
+    def failed(self, why: str) -> None: ...
+
+
+class EngineConnection(asyncio.Protocol):
+    """An HTTP/1.1 client connection, for one request at a time."""
+
+    def __init__(self, pool: Any) -> None:
+        self._pool = pool
+        self._receiver: Receiver | None = None
+        self.transport: asyncio.Transport = None  # type: ignore[assignment]  # set by connection_made
+        self.is_closed = False
+        self.requests = 0
+        self.idle_since = 0.0
+        self.last_byte = 0.0  # loop time of the latest byte, or of the request
+        self.got_bytes = False
+
+    # --- what the owner calls
+
+    def send(self, request: bytes, receiver: Receiver, *, is_head: bool) -> None:
+        """Write one request. The connection belongs to `receiver` until `done` or `failed`."""
+        self._receiver = receiver
+        self._is_head = is_head
+        self._parser = httptools.HttpResponseParser(self)
+        self._phrase = b""
+        self._headers: Headers = []
+        self._framing = "close"
+        self._interim = 0
+        self._before_body: bytes | None = b""
+        self._raw = False
+        self._pieces: list[bytes] = []
+        self._complete = False
+        self._extra = False
+        self.got_bytes = False
+        self.requests += 1
+        self.last_byte = self._pool.loop.time()
+        self.transport.write(request)
+
+    def abort(self) -> None:
+        """Drop the connection and the request on it. The receiver hears nothing more."""
+        self._receiver = None
+        self.is_closed = True
+        self.transport.abort()
+
+    # --- asyncio
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = transport  # type: ignore[assignment]
+
+    def data_received(self, data: bytes) -> None:
+        receiver = self._receiver
+        if receiver is None:
+            # An idle engine connection has nothing to say; what comes could poison the next answer.
+            self.abort()
+            return
+        self.got_bytes = True
+        self.last_byte = self._pool.loop.time()
+        before = self._before_body
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+            if self._receiver is None:
+                return
+            self._fail(f"the engine's answer is not HTTP/1.1: {error}")
+            return
+        if self._receiver is None:
+            return
+        if self._extra:
+            self._fail("the engine sent bytes after its answer")
+            return
+        if before is not None:
+            # The head has not ended before this piece.
+            whole = before + data if before else data
+            if self._before_body is not None:
+                if len(whole) > HEAD_BYTES_MAX:
+                    self._fail("the engine's answer has too large a head")
+                else:
+                    self._before_body = whole
+                return
+            if self._raw:
+                data = self._after_head(whole)
+        if self._raw:
+            receiver.data(data)
+        elif self._pieces:
+            piece = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
+            self._pieces.clear()
+            receiver.data(piece)
+        elif before is not None:
+            receiver.data(b"")
+        if self._complete and self._receiver is not None:
+            self._finish(reuse=self._parser.should_keep_alive())
+
+    def eof_received(self) -> None:
+        return None  # close the transport; connection_lost says what it means
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.is_closed = True
+        self._pool.lost(self)
+        if self._receiver is None:
+            return
+        if exc is None and self._before_body is None and self._framing == "close":
+            self._finish(reuse=False)
+        else:
+            self._fail(str(exc) if exc else "the engine closed the connection")
+
+    def pause_writing(self) -> None:
+        """The request is one write, bounded by the body limit; there is nothing to hold back."""
+
+    def resume_writing(self) -> None:
+        pass
+
+    # --- llhttp
+
+    def on_message_begin(self) -> None:
+        if self._complete:
+            self._extra = True
+
+    def on_status(self, phrase: bytes) -> None:
+        self._phrase += phrase
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._before_body is not None:
+            self._headers.append((name, value))
+
+    def on_headers_complete(self) -> None:
+        status = self._parser.get_status_code()
+        if self._complete or status < 200:
+            return
+        for name, value in self._headers:
+            lower = name.lower()
+            if lower == b"transfer-encoding" and b"chunked" in value.lower():
+                self._framing = "chunked"
+            elif lower == b"content-length" and self._framing == "close":
+                self._framing = "length"
+        if self._is_head or status in (204, 304):
+            self._framing = "length"
+        self._before_body = None
+        if self._receiver is not None:
+            self._raw = self._receiver.head(status, self._phrase, self._headers, self._framing)
+            if self._is_head:
+                self._complete = True
+
+    def on_body(self, piece: bytes) -> None:
+        if not self._raw:
+            self._pieces.append(piece)
+
+    def on_message_complete(self) -> None:
+        if self._before_body is not None:
+            # An interim answer (100, 103) ended; the real one follows.
+            self._interim += 1
+            self._headers = []
+            self._phrase = b""
+            return
+        self._complete = True
+
+    # --- endings
+
+    def _after_head(self, whole: bytes) -> bytes:
+        at = 0
+        for _ in range(self._interim + 1):
+            found = whole.find(_HEAD_END, at)
+            if found < 0:
+                return b""
+            at = found + 4
+        return whole[at:]
+
+    def _finish(self, *, reuse: bool) -> None:
+        receiver, self._receiver = self._receiver, None
+        if reuse and not self._is_head and not self.is_closed:
+            self._pool.idle(self)
+        elif not self.is_closed:
+            self.is_closed = True
+            self.transport.close()
+        if receiver is not None:
+            receiver.done()
+
+    def _fail(self, why: str) -> None:
+        receiver, self._receiver = self._receiver, None
+        if not self.is_closed:
+            self.is_closed = True
+            self.transport.abort()
+        if receiver is not None:
+            receiver.failed(why)

@@ -1,0 +1,344 @@
+"""One request, from its bytes to its release. START READING HERE.
+
+    RECEIVED -> COUNTING -> WAITING -> CONNECTING -> SENDING -> STREAMING -> ENDED
+
+Bytes become a shape (`wire`), the shape gets exact token counts (`counting`), the gate answers
+(`gatekeeper`), the engine gets the body with the reserved cap written into it, and its answer is
+passed on as it comes. Whatever happens, `_end` runs once and gives the reservation back: at once
+where the engine has finished or was never asked, after its abort grace where it was cut off.
+
+There is no await between asking and holding: everything is a callback on the loop's thread, so
+no cancellation can come between a grant and its owner.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+from typing import TYPE_CHECKING
+
+from kvgate.core.records import Ending, Granted, Key, Reason, Refused
+from kvgate.edge import clock
+from kvgate.edge.counting import CountRefused
+from kvgate.edge.relay.engine import EngineConnection
+from kvgate.edge.relay.heads import Headers, own_response, request_head, response_head
+from kvgate.edge.relay.pool import EngineUnavailable
+from kvgate.wire.body import BadBody
+from kvgate.wire.dialects.openai import Shape, enforce, read_chat, read_completion
+from kvgate.wire.refusal import PHRASE, render
+
+if TYPE_CHECKING:
+    from kvgate.edge.gateway import Gateway
+    from kvgate.edge.relay.client import ClientConnection, Request
+
+PRICED = {b"/v1/chat/completions": read_chat, b"/v1/completions": read_completion}
+# These cannot make an engine generate (an upgrade to a web socket is not passed on).
+FREE_METHODS = frozenset({b"GET", b"HEAD", b"OPTIONS"})
+# A reused connection that fails this soon, without a byte, was closed by the engine while idle.
+STALE_SECONDS = 1.0
+UNAVAILABLE_RETRY = 2.0
+
+
+class State(enum.Enum):
+    RECEIVED = enum.auto()
+    COUNTING = enum.auto()
+    WAITING = enum.auto()
+    CONNECTING = enum.auto()
+    SENDING = enum.auto()
+    STREAMING = enum.auto()
+    ENDED = enum.auto()
+
+
+class Exchange:
+    """A request and its answer. Receives the engine's response (`engine.Receiver`)."""
+
+    # fmt: off
+    __slots__ = (
+        "_added", "_chunks_own", "_client", "_connection", "_framing", "_gateway", "_is_paused",
+        "_is_priced", "_is_retry", "_key", "_line_key", "_outgoing", "_pending_head", "_request",
+        "_shape", "_started", "_status", "_task", "_wait", "state",
+    )
+    # fmt: on
+
+    def __init__(self, gateway: Gateway, client: ClientConnection, request: Request) -> None:
+        self._gateway = gateway
+        self._client = client
+        self._request = request
+        self.state = State.RECEIVED
+        self._key: Key | None = None
+        self._line_key: Key | None = None
+        self._shape: Shape | None = None
+        self._connection: EngineConnection | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._outgoing = b""
+        self._added = b""
+        self._pending_head = b""
+        self._framing = "length"
+        self._chunks_own = False
+        self._is_priced = False
+        self._is_paused = False
+        self._is_retry = False
+        self._status = 0
+        self._wait = 0.0
+        self._started = clock.now()
+
+    # --- towards the engine
+
+    def start(self) -> None:
+        """Decide what the request is; price it, pass it on, or refuse it."""
+        request = self._request
+        self._gateway.requests += 1
+        path = request.target.partition(b"?")[0]
+        if self._gateway.is_draining:
+            self._refuse(self._own_refusal(Reason.DRAINING, "The gateway is shutting down."))
+            return
+        read = PRICED.get(path) if request.method == b"POST" else None
+        if read is not None:
+            self._is_priced = True
+            try:
+                self._shape = read(request.body)
+            except BadBody as error:
+                self._refuse(self._own_refusal(Reason.INVALID_REQUEST, str(error)), error.param)
+                return
+            self._count(self._shape)
+        elif request.method in FREE_METHODS or path in self._gateway.allow_paths:
+            self._send(request.body)
+        else:
+            detail = (
+                f"{request.method.decode('ascii', 'replace')} {path.decode('ascii', 'replace')[:200]} is not "
+                "priced by this gateway and might generate. The operator can pass it on with --allow-path."
+            )
+            self._refuse(self._own_refusal(Reason.UNPRICED_ENDPOINT, detail))
+
+    def _count(self, shape: Shape) -> None:
+        known = self._gateway.counter.known(shape)
+        if known is not None:
+            self._counted(shape, known)
+            return
+        self.state = State.COUNTING
+        self._task = self._gateway.loop.create_task(self._count_at_engine(shape))
+
+    async def _count_at_engine(self, shape: Shape) -> None:
+        request = self._request
+        try:
+            prompts = await self._gateway.counter.count(shape, request.headers, self._client.peer)
+        except CountRefused as error:
+            self._task = None
+            self._pass_on(error)
+            return
+        except EngineUnavailable as error:
+            self._task = None
+            self._refuse(self._unavailable(str(error)))
+            return
+        self._task = None
+        self._counted(shape, prompts)
+
+    def _counted(self, shape: Shape, prompts: tuple[int, ...]) -> None:
+        self.state = State.WAITING
+        ask = self._gateway.ask_for(shape, prompts)
+        self._line_key = self._gateway.keeper.ask(ask, self._answered)
+
+    def _answered(self, given: Granted | Refused) -> None:
+        self._line_key = None
+        if isinstance(given, Refused):
+            self._refuse(given)
+            return
+        # From here on the reservation is this exchange's, and `_end` gives it back.
+        self._key = given.key
+        self._wait = given.waited
+        self._added = (
+            b"x-kvgate-output-cap: %d\r\nx-kvgate-reserved-blocks: %d\r\nx-kvgate-wait-ms: %d\r\n"
+            % (
+                given.output_cap,
+                given.blocks,
+                given.waited * 1000,
+            )
+        )
+        try:
+            assert self._shape is not None
+            body = enforce(self._shape, given.output_cap)
+            self._shape = None  # the parsed body is not needed any more; streams are many and long
+            self._send(body)
+        except BaseException:
+            self._end(Ending.FAILED)
+            raise
+
+    def _send(self, body: bytes) -> None:
+        request = self._request
+        pool = self._gateway.pool
+        head = request_head(
+            request.method,
+            pool.prefix + request.target,
+            pool.authority,
+            request.headers,
+            body_bytes=len(body),
+            peer=self._client.peer,
+            drop=self._gateway.engine.drop_headers,
+        )
+        self._outgoing = head + body
+        request.body = b""
+        connection = pool.take_idle()
+        if connection is not None:
+            self._transmit(connection)
+        else:
+            self._connect()
+
+    def _connect(self) -> None:
+        self.state = State.CONNECTING
+        self._task = self._gateway.loop.create_task(self._connect_to_engine())
+
+    async def _connect_to_engine(self) -> None:
+        try:
+            connection = await self._gateway.pool.connect()
+        except EngineUnavailable as error:
+            self._task = None
+            # Nothing was sent, so the engine holds nothing.
+            self._refuse(self._unavailable(str(error)), ending=Ending.FAILED)
+            return
+        self._task = None
+        self._transmit(connection)
+
+    def _transmit(self, connection: EngineConnection) -> None:
+        self.state = State.SENDING
+        self._connection = connection
+        connection.send(self._outgoing, self, is_head=self._request.method == b"HEAD")
+
+    # --- from the engine
+
+    def head(self, status: int, phrase: bytes, headers: Headers, framing: str) -> bool:
+        self.state = State.STREAMING
+        self._outgoing = b""
+        self._status = status
+        is_http11 = self._request.is_http11
+        self._framing = framing
+        lines = b""
+        if framing == "chunked" and is_http11:
+            lines = b"transfer-encoding: chunked\r\n"
+        elif framing == "close" and is_http11:
+            self._chunks_own = True
+            lines = b"transfer-encoding: chunked\r\n"
+        if not self._request.keep_alive:
+            lines += b"connection: close\r\n"
+        self._pending_head = response_head(status, phrase, headers, lines, self._added)
+        return is_http11 or framing != "chunked"
+
+    def data(self, piece: bytes) -> None:
+        if self._chunks_own and piece:
+            piece = b"%x\r\n%b\r\n" % (len(piece), piece)
+        if self._pending_head:
+            piece = self._pending_head + piece
+            self._pending_head = b""
+        if piece:
+            self._client.write(piece)
+
+    def done(self) -> None:
+        self._connection = None
+        if self._pending_head or self._chunks_own:
+            tail = b"0\r\n\r\n" if self._chunks_own else b""
+            self._client.write(self._pending_head + tail)
+            self._pending_head = b""
+        self._gateway.pool.is_up = True
+        self._end(Ending.COMPLETED if self._status < 400 else Ending.FAILED)
+        self._client.finished(keep_alive=self._request.keep_alive)
+
+    def failed(self, why: str) -> None:
+        connection, self._connection = self._connection, None
+        assert connection is not None
+        if self.state is State.SENDING:
+            is_stale = connection.requests > 1 and not connection.got_bytes
+            age = self._gateway.loop.time() - connection.last_byte
+            if is_stale and age < STALE_SECONDS and not self._is_retry:
+                self._is_retry = True
+                self._connect()
+                return
+            self._refuse(self._unavailable(why), ending=Ending.FAILED, after=self._gateway.abort_grace)
+            return
+        has_framing = self._request.is_http11 and self._framing != "close"
+        self._end(Ending.FAILED, after=self._gateway.abort_grace)
+        self._client.break_off(has_framing=has_framing or self._chunks_own)
+
+    # --- from the client's side
+
+    def client_gone(self) -> None:
+        """The client has vanished, or is given up. Nothing is written any more."""
+        state = self.state
+        if state in (State.COUNTING, State.CONNECTING) and self._task is not None:
+            self._task.cancel()
+            self._task = None
+        if self._line_key is not None:
+            self._gateway.keeper.leave(self._line_key)
+            self._line_key = None
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.abort()
+            self._end(Ending.CANCELLED, after=self._gateway.abort_grace)
+        else:
+            self._end(Ending.CANCELLED)
+
+    def pause(self) -> None:
+        self._is_paused = True
+        if self._connection is not None:
+            self._connection.transport.pause_reading()
+
+    def resume(self) -> None:
+        self._is_paused = False
+        if self._connection is not None:
+            self._connection.transport.resume_reading()
+
+    def sweep(self, now: float) -> None:
+        """Ends an exchange whose engine, or whose client, has been silent for too long."""
+        connection = self._connection
+        limit = self._gateway.settings.engine_idle_timeout
+        if connection is None or now - connection.last_byte <= limit:
+            return
+        if self._is_paused:
+            self._client.shut()
+        else:
+            connection.abort()
+            self.failed(f"the engine sent nothing for {limit:g} s")
+
+    # --- endings
+
+    def _refuse(
+        self, refused: Refused, param: str | None = None, *, ending: Ending | None = None, after: float = 0.0
+    ) -> None:
+        busy_status = self._gateway.settings.busy_status
+        status, headers, body = render(refused, busy_status=busy_status, param=param)
+        self._end(ending or Ending.FAILED, after=after, outcome=refused.reason.value)
+        self._respond(status, PHRASE[status], headers, body)
+
+    def _pass_on(self, error: CountRefused) -> None:
+        """The engine's own error about the request, as it would have given it."""
+        answer = error.answer
+        kind = next((v for n, v in answer.headers if n.lower() == b"content-type"), b"application/json")
+        self._end(Ending.FAILED, outcome="engine_error")
+        phrase = answer.phrase.decode("ascii", "replace")
+        self._respond(answer.status, phrase, b"content-type: %s\r\n" % kind, answer.body)
+
+    def _respond(self, status: int, phrase: str, headers: bytes, body: bytes) -> None:
+        keep_alive = self._request.keep_alive
+        if self._request.method == b"HEAD":
+            keep_alive, body = False, b""
+        self._client.write(own_response(status, phrase, headers, body, close=not keep_alive))
+        self._client.finished(keep_alive=keep_alive)
+
+    def _own_refusal(self, reason: Reason, detail: str, retry_after: float | None = None) -> Refused:
+        self._gateway.gate.refused(reason)
+        if reason.is_busy and retry_after is None:
+            retry_after = UNAVAILABLE_RETRY * (1 + clock.draw())
+        return Refused(reason, retry_after=retry_after, detail=detail)
+
+    def _unavailable(self, why: str) -> Refused:
+        return self._own_refusal(Reason.ENGINE_UNAVAILABLE, f"The engine is not available: {why}.")
+
+    def _end(self, ending: Ending, *, after: float = 0.0, outcome: str | None = None) -> None:
+        """Give the reservation back, once."""
+        if self.state is State.ENDED:
+            return
+        self.state = State.ENDED
+        key, self._key = self._key, None
+        if key is not None:
+            self._gateway.keeper.ended(key, ending, after)
+        if self._is_priced:
+            seconds = clock.now() - self._started
+            self._gateway.observe(outcome or ending.value, seconds, self._wait)

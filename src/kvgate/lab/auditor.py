@@ -1,0 +1,171 @@
+"""An engine model and an independent book-keeper: what the simulation is judged by.
+
+Neither knows the core's arithmetic or reads its state to decide. The engine takes a page whenever a
+token needs one; the auditor keeps its books from questions and answers, and compares.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvgate.core.gate import Gate
+from kvgate.core.records import Ask, Granted, Key, PoolFacts, Reason, Refused
+
+NEVER = (Reason.CONTEXT_LENGTH_EXCEEDED, Reason.KV_CAPACITY_EXCEEDED)
+
+
+class Violation(AssertionError):
+    """A law was broken. The message says which, when, and from which seed."""
+
+
+@dataclass(slots=True)
+class Client:
+    """One request: what it asks, what is true of it, and how far it has come."""
+
+    ask: Ask
+    truth: tuple[int, ...]  # exact prompt lengths; the ask may have over-estimated them
+    answer: int  # tokens until the model stops by itself
+    key: Key = 0
+    state: str = "new"  # new, waiting, running, leaving, over
+    deadline: float = 0.0
+    cap: int = 0
+    tries: int = 0
+
+
+def law(holds: bool, text: str) -> None:
+    if not holds:
+        raise Violation(text)
+
+
+def pages(prompt: int, cap: int, facts: PoolFacts) -> int:
+    """Pages touched by the stored tokens of one sequence, counted and not divided."""
+    last = min(prompt + min(cap, facts.context - prompt) - 1 + facts.lookahead, facts.context)
+    return len(range(0, last, facts.block_size))
+
+
+def worst(ask: Ask, facts: PoolFacts) -> tuple[int, int] | Reason:
+    """The auditor's own price: (blocks, sequences), or why it can never be admitted."""
+    if any(p >= facts.context for p in ask.prompts):
+        return Reason.CONTEXT_LENGTH_EXCEEDED
+    asked = ask.rules.default if ask.output_cap is None else ask.output_cap
+    cap = min(c for c in (asked, ask.rules.ceiling, facts.context) if c is not None)
+    need = ask.choices * sum(pages(p, cap, facts) for p in ask.prompts), ask.choices * len(ask.prompts)
+    over = need[0] > facts.usable_blocks or (facts.max_seqs is not None and need[1] > facts.max_seqs)
+    return Reason.KV_CAPACITY_EXCEEDED if over else need
+
+
+class Engine:
+    """Takes a page when a token needs one. Enforces the cap it was sent, knows no price."""
+
+    def __init__(self, facts: PoolFacts) -> None:
+        self.facts, self.held, self.up = facts, 0, True
+        self.running: dict[Key, list[list[int]]] = {}  # sequences of [stored, tokens left, pages]
+
+    def start(self, client: Client, cap: int) -> None:
+        rest = (min(cap, self.facts.context - p, client.answer) for p in client.truth)
+        pairs = [(p, r) for p, r in zip(client.truth, rest, strict=True) for _ in range(client.ask.choices)]
+        self.running[client.key] = [[p, r - 1, 0] for p, r in pairs]
+        for sequence in self.running[client.key]:
+            self._fill(sequence)
+
+    def step(self) -> list[Key]:
+        """One token for every sequence. Returns the requests that are complete."""
+        done = []
+        for key, sequences in self.running.items():
+            for sequence in sequences:
+                if sequence[1] > 0:
+                    sequence[0] += 1
+                    sequence[1] -= 1
+                    self._fill(sequence)
+            if all(left == 0 for _, left, _ in sequences):
+                done.append(key)
+        for key in done:
+            self.drop(key)
+        return done
+
+    def drop(self, key: Key) -> None:
+        self.held -= self.pages_of(key)
+        self.running.pop(key, None)
+
+    def pages_of(self, key: Key) -> int:
+        return sum(held for _, _, held in self.running.get(key, ()))
+
+    def _fill(self, sequence: list[int]) -> None:
+        while sequence[2] * self.facts.block_size < min(
+            sequence[0] + self.facts.lookahead, self.facts.context
+        ):
+            sequence[2] += 1
+            self.held += 1
+
+
+class Auditor:
+    """Books kept from the questions and answers alone, and the laws."""
+
+    def __init__(self, facts: PoolFacts) -> None:
+        self.facts = facts
+        self.live: dict[Key, tuple[int, int]] = {}
+        self.line: dict[Key, Client] = {}
+        self.answered: set[Key] = set()
+        self.over = False  # shrunk below what was reserved, and not yet drained
+        self.doubles = 0
+
+    def reserved(self) -> tuple[int, int]:
+        return sum(b for b, _ in self.live.values()), sum(s for _, s in self.live.values())
+
+    def fits(self, need: tuple[int, int]) -> bool:
+        blocks, seqs = self.reserved()
+        limit = self.facts.max_seqs
+        return blocks + need[0] <= self.facts.usable_blocks and (limit is None or seqs + need[1] <= limit)
+
+    def granted(self, client: Client, answer: Granted) -> None:
+        need = worst(client.ask, self.facts)
+        law(need == (answer.blocks, answer.sequences), f"granted {answer}, the auditor's price is {need}")
+        law(self.fits((answer.blocks, answer.sequences)), f"{answer} does not fit beside {self.reserved()}")
+        law(next(iter(self.line), answer.key) == answer.key, f"{answer} overtook the line")
+        self._answer(answer.key)
+        self.line.pop(answer.key, None)
+        self.live[answer.key] = (answer.blocks, answer.sequences)
+
+    def refused(self, client: Client, answer: Refused, now: float) -> None:
+        need = worst(client.ask, self.facts)
+        if answer.key is not None:
+            self._answer(answer.key)
+            law(self.line.pop(answer.key, None) is client, f"{answer} did not wait")
+        if answer.reason in NEVER:
+            law(need is answer.reason and answer.retry_after is None, f"{answer}, but the price is {need}")
+            return
+        late = answer.reason is Reason.QUEUE_TIMEOUT
+        law(late == (answer.key is not None), f"{answer}: timed out if and only if it has waited")
+        law(answer.retry_after is not None and 1 <= answer.retry_after <= 60, f"{answer.retry_after=}")
+        law(not late or now >= client.deadline, f"{answer} before its deadline")
+        if not late:
+            free = not self.line and not isinstance(need, Reason) and self.fits(need)
+            law(not free, f"{answer} although {need} fits beside {self.reserved()}")
+
+    def _answer(self, key: Key) -> None:
+        law(key not in self.answered, f"request {key} was answered twice")
+        self.answered.add(key)
+
+    def check(self, gate: Gate, engine: Engine, now: float) -> None:
+        """The laws that hold after every step."""
+        blocks, seqs = self.reserved()
+        books = gate.ledger.reserved_blocks, gate.ledger.reserved_seqs, len(gate.ledger), len(gate.line)
+        mine = blocks, seqs, len(self.live), len(self.line)
+        law(books == mine, f"gate says {books}, auditor says {mine} (blocks, seqs, live, waiting)")
+        gate.ledger.recount()
+        law(gate.ledger.double_releases == self.doubles, f"{gate.ledger.double_releases} doubles counted")
+        limit = self.facts.max_seqs
+        within = blocks <= self.facts.usable_blocks and (limit is None or seqs <= limit)
+        law(within or self.over, f"{blocks} blocks, {seqs} sequences reserved of {self.facts}")
+        self.over = self.over and not within
+        total = sum(map(engine.pages_of, engine.running))
+        law(engine.held == total <= blocks, f"engine holds {engine.held} of {blocks} reserved")
+        law(self.over or total <= self.facts.total_blocks, f"engine overrun: {total} of {self.facts}")
+        for key in engine.running:
+            law(key in self.live, f"{key} was released while the engine still holds its blocks")
+            law(engine.pages_of(key) <= self.live[key][0], f"{key} outgrew its price")
+        for head in self.line.values():
+            need = worst(head.ask, self.facts)
+            law(not isinstance(need, Reason) and not self.fits(need), f"the head waits, but {need} fits")
+            break
+        law(all(w.deadline >= now for w in self.line.values()), "somebody waits beyond its deadline")

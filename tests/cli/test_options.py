@@ -1,0 +1,197 @@
+"""The options of `kvgate serve`: one table, three ways to set each, and what is said of mistakes."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+from kvgate.cli.options import OPTIONS, Option, read_file, settings_from
+from kvgate.cli.serve import serve
+from kvgate.config import Settings
+
+CONFIGURATION = Path(__file__).parents[2] / "docs" / "configuration.md"
+
+# A value of each option that is not its default: as text, and as the fields it sets.
+OTHER: dict[str, tuple[str, dict[str, Any]]] = {
+    "listen": ("0.0.0.0:81", {"listen_host": "0.0.0.0", "listen_port": 81}),
+    "admin": ("[::1]:0", {"admin_host": "::1", "admin_port": 0}),
+    "upstream": ("http://engine:8000/", {"upstream": "http://engine:8000"}),
+    "engine": ("vllm", {"engine": "vllm"}),
+    "total-blocks": ("63", {"total_blocks": 63}),
+    "block-size": ("128", {"block_size": 128}),
+    "context": ("4096", {"context": 4096}),
+    "max-seqs": ("16", {"max_seqs": 16}),
+    "safety-fraction": ("0.5", {"safety_fraction": 0.5}),
+    "default-output-cap": ("100", {"default_output_cap": 100}),
+    "max-output-cap": ("200", {"max_output_cap": 200}),
+    "max-wait": ("2.5", {"max_wait": 2.5}),
+    "line-limit": ("10", {"line_limit": 10}),
+    "allow-path": ("/tokenize", {"allow_paths": ("/tokenize",)}),
+    "busy-status": ("503", {"busy_status": 503}),
+    "max-body-bytes": ("1000", {"max_body_bytes": 1000}),
+    "abort-grace": ("0.25", {"abort_grace": 0.25}),
+    "connect-timeout": ("1.5", {"connect_timeout": 1.5}),
+    "count-timeout": ("3", {"count_timeout": 3.0}),
+    "engine-idle-timeout": ("30", {"engine_idle_timeout": 30.0}),
+    "client-timeout": ("20", {"client_timeout": 20.0}),
+    "drain-timeout": ("0", {"drain_timeout": 0.0}),
+    "embedded-cells": ("512", {"embedded_cells": 512}),
+    "embedded-slots": ("2", {"embedded_slots": 2}),
+}
+IDS = [option.name for option in OPTIONS]
+
+
+@pytest.fixture(autouse=True)
+def no_settings_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    for option in OPTIONS:
+        monkeypatch.delenv(option.environment, raising=False)
+    monkeypatch.delenv("KVGATE_CONFIG", raising=False)
+
+
+def parsed(*arguments: str) -> Settings:
+    return settings_from(serve.make_context("serve", list(arguments)).params)
+
+
+def toml(option: Option, text: str) -> str:
+    if option.multiple:
+        return f'["{text}"]'
+    return text if re.fullmatch(r"[0-9.]+", text) else f'"{text}"'
+
+
+def config(tmp_path: Path, text: str) -> str:
+    path = tmp_path / "kvgate.toml"
+    path.write_text(text, "utf-8")
+    return str(path)
+
+
+def test_every_field_of_the_settings_belongs_to_exactly_one_option() -> None:
+    fields = [field for option in OPTIONS for field in option.fields]
+    assert sorted(fields) == sorted(field.name for field in dataclasses.fields(Settings))
+    assert set(OTHER) == set(IDS)
+
+
+def test_without_any_option_the_defaults_of_the_settings_hold() -> None:
+    assert parsed() == Settings()
+
+
+@pytest.mark.parametrize("option", OPTIONS, ids=IDS)
+def test_an_option_can_be_set_by_flag(option: Option) -> None:
+    text, fields = OTHER[option.name]
+    assert parsed(f"--{option.name}", text) == dataclasses.replace(Settings(), **fields)
+
+
+@pytest.mark.parametrize("option", OPTIONS, ids=IDS)
+def test_an_option_can_be_set_by_environment(option: Option, monkeypatch: pytest.MonkeyPatch) -> None:
+    text, fields = OTHER[option.name]
+    monkeypatch.setenv(option.environment, text)
+    assert parsed() == dataclasses.replace(Settings(), **fields)
+
+
+@pytest.mark.parametrize("underscore", [False, True], ids=["dash", "underscore"])
+@pytest.mark.parametrize("option", OPTIONS, ids=IDS)
+def test_an_option_can_be_set_by_file(option: Option, underscore: bool, tmp_path: Path) -> None:
+    text, fields = OTHER[option.name]
+    key = option.parameter if underscore else option.name
+    file = config(tmp_path, f"{key} = {toml(option, text)}\n")
+    assert parsed("--config", file) == dataclasses.replace(Settings(), **fields)
+
+
+def test_a_flag_beats_the_environment_which_beats_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KVGATE_CONFIG", config(tmp_path, 'max-wait = 1\nallow-path = ["/file"]\n'))
+    assert (parsed().max_wait, parsed().allow_paths) == (1.0, ("/file",))
+    monkeypatch.setenv("KVGATE_MAX_WAIT", "2")
+    monkeypatch.setenv("KVGATE_ALLOW_PATH", "/one /two")
+    assert (parsed().max_wait, parsed().allow_paths) == (2.0, ("/one", "/two"))
+    by_flag = parsed("--max-wait", "3", "--allow-path", "/flag")
+    assert (by_flag.max_wait, by_flag.allow_paths) == (3.0, ("/flag",))
+
+
+@pytest.mark.parametrize("option", OPTIONS, ids=IDS)
+def test_an_option_is_documented_with_its_environment_and_default(option: Option) -> None:
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in CONFIGURATION.read_text("utf-8").splitlines()
+        if line.startswith(f"| `--{option.name}` | `KVGATE_")
+    ]
+    assert len(rows) == 1, f"one row of {CONFIGURATION.name} describes --{option.name}"
+    _, environment, default, meaning = rows[0]
+    assert environment == f"`{option.environment}`"
+    expected = {None: "unset", (): "none"}.get(option.default, f"`{option.default}`")
+    assert default == expected
+    assert len(meaning) > 10
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("max-wiat = 1", "'max-wiat'. Did you mean 'max-wait'?"),
+        ("total_block = 1", "Did you mean 'total-blocks'?"),
+        ("listen_port = 1", "Did you mean 'listen'?"),
+        ("[serve]\nmax-wait = 1", "[serve] is a table"),
+        ("max-wait = true", "max-wait must be a number, got True"),
+        ('max-wait = "1"', "max-wait must be a number"),
+        ("context = 1.5", "context must be a whole number"),
+        ("engine = 3", "engine must be a string"),
+        ('allow-path = "/x"', "allow-path must be a list of strings"),
+        ("max-wait = 1\nmax_wait = 2", "set twice"),
+        ("max-wait", "kvgate.toml"),
+    ],
+)
+def test_a_mistake_in_the_file_is_named(line: str, words: str, tmp_path: Path) -> None:
+    with pytest.raises(click.ClickException) as wrong:
+        read_file(Path(config(tmp_path, line)))
+    assert words in wrong.value.format_message()
+    assert wrong.value.exit_code == 2
+
+
+def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "kvgate.toml"
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(click.ClickException, match=r"kvgate\.toml"):
+        read_file(path)
+
+
+@pytest.mark.parametrize(
+    ("flag", "text"),
+    [
+        ("--listen", "8080"),
+        ("--listen", ":8080"),
+        ("--listen", "host:99999"),
+        ("--listen", "::1:8080"),
+        ("--upstream", "https://host:1"),
+        ("--upstream", "http://host:1/v1"),
+        ("--upstream", "host:8000"),
+        ("--upstream", "http://host:port"),
+        ("--upstream", "http://me:secret@host:1"),
+        ("--engine", "tgi"),
+        ("--total-blocks", "0"),
+        ("--safety-fraction", "0"),
+        ("--safety-fraction", "1.1"),
+        ("--safety-fraction", "nan"),
+        ("--max-wait", "-1"),
+        ("--max-wait", "inf"),
+        ("--count-timeout", "0"),
+        ("--busy-status", "500"),
+        ("--allow-path", "tokenize"),
+    ],
+)
+@pytest.mark.parametrize("by_file", [False, True], ids=["flag", "file"])
+def test_a_value_out_of_range_is_refused_wherever_it_comes_from(
+    flag: str, text: str, by_file: bool, tmp_path: Path
+) -> None:
+    option = next(option for option in OPTIONS if flag == f"--{option.name}")
+    arguments = [flag, text]
+    if by_file:
+        written = text if re.fullmatch(r"-?[0-9.]+|nan|inf", text) and flag != "--listen" else None
+        line = f"{option.name} = {written or toml(option, text)}"
+        arguments = ["--config", config(tmp_path, line)]
+    with pytest.raises(click.BadParameter) as wrong:
+        parsed(*arguments)
+    assert flag in wrong.value.format_message()
