@@ -145,7 +145,7 @@ class Client(asyncio.Protocol):
         await self.closed.wait()
 
 
-def payload(stream: bool = True, **fields: Any) -> dict[str, Any]:
+def payload(stream: Any = True, **fields: Any) -> dict[str, Any]:
     """A small chat body. A field set to None is sent as null; `...` leaves it out."""
     body = {"model": "scripted", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 16}
     body |= {"stream": stream} | fields
@@ -212,7 +212,7 @@ class Process:
         if self.child.poll() is None:
             os.kill(self.pid, signal.SIGTERM)
         try:
-            return self.child.wait(timeout)
+            return self.child.wait(within)
         finally:
             self.kill()
 

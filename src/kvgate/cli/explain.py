@@ -68,7 +68,8 @@ def explain(request: BinaryIO, path: str, admin: str, as_json: bool) -> None:
         return
     # Piped output is read by tools and logs, where a width guessed as 80 would fold the reasons.
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
-    console.print(table(answer, body))
+    if "prompt_tokens" in answer:  # else it was refused before there was anything to price
+        console.print(table(answer, body))
     console.print(verdict(answer), soft_wrap=not console.is_terminal)
 
 

@@ -157,7 +157,12 @@ def _start_embedded(settings: Settings) -> EmbeddedEngine:
 
 
 def _progress(text: str) -> None:
-    click.echo(text, err=True)
+    # On a terminal a percentage replaces the one before it; in a log only the last one is kept.
+    counting = text.endswith("%") and not text.endswith(" 100 %")
+    if sys.stderr.isatty():
+        click.echo(f"\r\033[K{text}", err=True, nl=not counting)
+    elif not counting:
+        click.echo(text, err=True)
 
 
 def _with_embedded(settings: Settings, embedded: EmbeddedEngine) -> Settings:

@@ -22,12 +22,12 @@ from kvgate.edge.counting import Counter, CountRefused
 from kvgate.edge.explain import explain_ask
 from kvgate.edge.gatekeeper import Gatekeeper
 from kvgate.edge.relay.client import ClientConnection
-from kvgate.edge.relay.exchange import PRICED
 from kvgate.edge.relay.heads import request_head
 from kvgate.edge.relay.pool import EnginePool, EngineUnavailable
 from kvgate.wire.body import BadBody
 from kvgate.wire.dialects.openai import Shape
 from kvgate.wire.engines.known import ENGINES
+from kvgate.wire.routes import PRICED
 
 LISTEN_BACKLOG = 2048
 SWEEP_SECONDS = 1.0

@@ -32,7 +32,7 @@ class Script:
     chunk_bytes: int = 12
     split: int | None = None  # seed: cut the answer's bytes at random places
     fault: str | None = None  # *before_headers: hang, close; *mid: hang, close, reset_mid_chunk;
-    #                           a status such as 500; ignore_disconnect (generates to its end without a client)
+    #                           a status such as 500; ignore_disconnect (generates to its end)
     fault_after: int = 1  # chunks sent before a `*_mid` fault
     framing: str | None = None  # chunked | length | close; unset: chunked streams, else length
     trailers: bool = False

@@ -85,12 +85,12 @@ class ClientConnection(asyncio.Protocol):
         elif not self._is_starting:
             self._next()
 
-    def break_off(self, *, has_framing: bool) -> None:
+    def break_off(self, *, is_visible: bool) -> None:
         """The answer cannot be finished. The client must not take it for a whole one."""
         self.exchange = None
         if self._is_closed:
             return
-        if has_framing:
+        if is_visible:
             self._close()  # flushes; the missing end of the framing tells the client
         else:
             self._is_closed = True

@@ -15,27 +15,28 @@ from __future__ import annotations
 
 import asyncio
 import enum
-from typing import TYPE_CHECKING
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING, Any
 
 from kvgate.core.records import Ending, Granted, Key, Reason, Refused
 from kvgate.edge import clock
 from kvgate.edge.counting import CountRefused
+from kvgate.edge.relay import answers
 from kvgate.edge.relay.engine import EngineConnection
-from kvgate.edge.relay.heads import Headers, own_response, request_head, response_head
+from kvgate.edge.relay.heads import Headers, request_head
 from kvgate.edge.relay.pool import EngineUnavailable
+from kvgate.edge.relay.reply import Reply
 from kvgate.wire.body import BadBody
-from kvgate.wire.dialects.openai import Shape, enforce, read_chat, read_completion
-from kvgate.wire.refusal import PHRASE, render
+from kvgate.wire.dialects.openai import Shape, enforce
+from kvgate.wire.routes import FREE_METHODS, reader_for, unpriced_message
 
 if TYPE_CHECKING:
     from kvgate.edge.gateway import Gateway
     from kvgate.edge.relay.client import ClientConnection, Request
 
-PRICED = {b"/v1/chat/completions": read_chat, b"/v1/completions": read_completion}
-# These cannot make an engine generate (an upgrade to a web socket is not passed on).
-FREE_METHODS = frozenset({b"GET", b"HEAD", b"OPTIONS"})
 # A reused connection that fails this soon, without a byte, was closed by the engine while idle.
 STALE_SECONDS = 1.0
+# An engine that restarts takes longer, but its clients are spread by then.
 UNAVAILABLE_RETRY = 2.0
 
 
@@ -54,9 +55,9 @@ class Exchange:
 
     # fmt: off
     __slots__ = (
-        "_added", "_chunks_own", "_client", "_connection", "_framing", "_gateway", "_is_paused",
-        "_is_priced", "_is_retry", "_key", "_line_key", "_outgoing", "_pending_head", "_request",
-        "_shape", "_started", "_status", "_task", "_wait", "state",
+        "_added", "_client", "_connection", "_gateway", "_is_paused", "_is_priced", "_is_retry",
+        "_key", "_line_key", "_outgoing", "_reply", "_request", "_shape", "_started", "_task",
+        "_wait", "state",
     )
     # fmt: on
 
@@ -72,13 +73,9 @@ class Exchange:
         self._task: asyncio.Task[None] | None = None
         self._outgoing = b""
         self._added = b""
-        self._pending_head = b""
-        self._framing = "length"
-        self._chunks_own = False
         self._is_priced = False
         self._is_paused = False
         self._is_retry = False
-        self._status = 0
         self._wait = 0.0
         self._started = clock.now()
 
@@ -90,25 +87,22 @@ class Exchange:
         self._gateway.requests += 1
         path = request.target.partition(b"?")[0]
         if self._gateway.is_draining:
-            self._refuse(self._own_refusal(Reason.DRAINING, "The gateway is shutting down."))
+            self._refuse(self._decline(Reason.DRAINING, "The gateway is shutting down."))
             return
-        read = PRICED.get(path) if request.method == b"POST" else None
+        read = reader_for(request.method, path)
         if read is not None:
             self._is_priced = True
             try:
                 self._shape = read(request.body)
             except BadBody as error:
-                self._refuse(self._own_refusal(Reason.INVALID_REQUEST, str(error)), error.param)
+                self._refuse(self._decline(Reason.INVALID_REQUEST, str(error)), error.param)
                 return
             self._count(self._shape)
         elif request.method in FREE_METHODS or path in self._gateway.allow_paths:
             self._send(request.body)
         else:
-            detail = (
-                f"{request.method.decode('ascii', 'replace')} {path.decode('ascii', 'replace')[:200]} is not "
-                "priced by this gateway and might generate. The operator can pass it on with --allow-path."
-            )
-            self._refuse(self._own_refusal(Reason.UNPRICED_ENDPOINT, detail))
+            detail = unpriced_message(request.method, path)
+            self._refuse(self._decline(Reason.UNPRICED_ENDPOINT, detail))
 
     def _count(self, shape: Shape) -> None:
         known = self._gateway.counter.known(shape)
@@ -116,7 +110,7 @@ class Exchange:
             self._counted(shape, known)
             return
         self.state = State.COUNTING
-        self._task = self._gateway.loop.create_task(self._count_at_engine(shape))
+        self._task = self._gateway.loop.create_task(self._guarded(self._count_at_engine(shape)))
 
     async def _count_at_engine(self, shape: Shape) -> None:
         request = self._request
@@ -124,11 +118,12 @@ class Exchange:
             prompts = await self._gateway.counter.count(shape, request.headers, self._client.peer)
         except CountRefused as error:
             self._task = None
-            self._pass_on(error)
+            self._end(Ending.FAILED, outcome="engine_error")
+            self._answer(answers.engine_error(request, error.answer))
             return
         except EngineUnavailable as error:
             self._task = None
-            self._refuse(self._unavailable(str(error)))
+            self._refuse_unavailable(str(error))
             return
         self._task = None
         self._counted(shape, prompts)
@@ -146,14 +141,7 @@ class Exchange:
         # From here on the reservation is this exchange's, and `_end` gives it back.
         self._key = given.key
         self._wait = given.waited
-        self._added = (
-            b"x-kvgate-output-cap: %d\r\nx-kvgate-reserved-blocks: %d\r\nx-kvgate-wait-ms: %d\r\n"
-            % (
-                given.output_cap,
-                given.blocks,
-                given.waited * 1000,
-            )
-        )
+        self._added = answers.admitted_headers(given)
         try:
             assert self._shape is not None
             body = enforce(self._shape, given.output_cap)
@@ -185,7 +173,17 @@ class Exchange:
 
     def _connect(self) -> None:
         self.state = State.CONNECTING
-        self._task = self._gateway.loop.create_task(self._connect_to_engine())
+        self._task = self._gateway.loop.create_task(self._guarded(self._connect_to_engine()))
+
+    async def _guarded(self, work: Coroutine[Any, Any, None]) -> None:
+        """A defect of ours must not leave a client hanging or a reservation held."""
+        try:
+            await work
+        except Exception:
+            self._task = None
+            self._end(Ending.FAILED)
+            self._client.break_off(is_visible=False)
+            raise
 
     async def _connect_to_engine(self) -> None:
         try:
@@ -193,7 +191,7 @@ class Exchange:
         except EngineUnavailable as error:
             self._task = None
             # Nothing was sent, so the engine holds nothing.
-            self._refuse(self._unavailable(str(error)), ending=Ending.FAILED)
+            self._refuse_unavailable(str(error))
             return
         self._task = None
         self._transmit(connection)
@@ -208,37 +206,28 @@ class Exchange:
     def head(self, status: int, phrase: bytes, headers: Headers, framing: str) -> bool:
         self.state = State.STREAMING
         self._outgoing = b""
-        self._status = status
         is_http11 = self._request.is_http11
-        self._framing = framing
-        lines = b""
-        if framing == "chunked" and is_http11:
-            lines = b"transfer-encoding: chunked\r\n"
-        elif framing == "close" and is_http11:
-            self._chunks_own = True
-            lines = b"transfer-encoding: chunked\r\n"
-        if not self._request.keep_alive:
-            lines += b"connection: close\r\n"
-        self._pending_head = response_head(status, phrase, headers, lines, self._added)
+        self._reply = Reply(
+            status,
+            phrase,
+            headers,
+            framing,
+            added=self._added,
+            is_http11=is_http11,
+            keep_alive=self._request.keep_alive,
+        )
         return is_http11 or framing != "chunked"
 
     def data(self, piece: bytes) -> None:
-        if self._chunks_own and piece:
-            piece = b"%x\r\n%b\r\n" % (len(piece), piece)
-        if self._pending_head:
-            piece = self._pending_head + piece
-            self._pending_head = b""
-        if piece:
-            self._client.write(piece)
+        self._client.write(self._reply.piece(piece))
 
     def done(self) -> None:
         self._connection = None
-        if self._pending_head or self._chunks_own:
-            tail = b"0\r\n\r\n" if self._chunks_own else b""
-            self._client.write(self._pending_head + tail)
-            self._pending_head = b""
+        tail = self._reply.end()
+        if tail:
+            self._client.write(tail)
         self._gateway.pool.is_up = True
-        self._end(Ending.COMPLETED if self._status < 400 else Ending.FAILED)
+        self._end(Ending.COMPLETED if self._reply.status < 400 else Ending.FAILED)
         self._client.finished(keep_alive=self._request.keep_alive)
 
     def failed(self, why: str) -> None:
@@ -251,11 +240,10 @@ class Exchange:
                 self._is_retry = True
                 self._connect()
                 return
-            self._refuse(self._unavailable(why), ending=Ending.FAILED, after=self._gateway.abort_grace)
+            self._refuse_unavailable(why, after=self._gateway.abort_grace)
             return
-        has_framing = self._request.is_http11 and self._framing != "close"
         self._end(Ending.FAILED, after=self._gateway.abort_grace)
-        self._client.break_off(has_framing=has_framing or self._chunks_own)
+        self._client.break_off(is_visible=self._reply.is_cut_visible)
 
     # --- from the client's side
 
@@ -299,37 +287,24 @@ class Exchange:
 
     # --- endings
 
-    def _refuse(
-        self, refused: Refused, param: str | None = None, *, ending: Ending | None = None, after: float = 0.0
-    ) -> None:
+    def _refuse(self, refused: Refused, param: str | None = None, *, after: float = 0.0) -> None:
+        self._end(Ending.FAILED, after=after, outcome=refused.reason.value)
         busy_status = self._gateway.settings.busy_status
-        status, headers, body = render(refused, busy_status=busy_status, param=param)
-        self._end(ending or Ending.FAILED, after=after, outcome=refused.reason.value)
-        self._respond(status, PHRASE[status], headers, body)
+        self._answer(answers.refusal(self._request, refused, busy_status=busy_status, param=param))
 
-    def _pass_on(self, error: CountRefused) -> None:
-        """The engine's own error about the request, as it would have given it."""
-        answer = error.answer
-        kind = next((v for n, v in answer.headers if n.lower() == b"content-type"), b"application/json")
-        self._end(Ending.FAILED, outcome="engine_error")
-        phrase = answer.phrase.decode("ascii", "replace")
-        self._respond(answer.status, phrase, b"content-type: %s\r\n" % kind, answer.body)
+    def _refuse_unavailable(self, why: str, *, after: float = 0.0) -> None:
+        refused = self._decline(Reason.ENGINE_UNAVAILABLE, f"The engine is not available: {why}.")
+        self._refuse(refused, after=after)
 
-    def _respond(self, status: int, phrase: str, headers: bytes, body: bytes) -> None:
-        keep_alive = self._request.keep_alive
-        if self._request.method == b"HEAD":
-            keep_alive, body = False, b""
-        self._client.write(own_response(status, phrase, headers, body, close=not keep_alive))
-        self._client.finished(keep_alive=keep_alive)
-
-    def _own_refusal(self, reason: Reason, detail: str, retry_after: float | None = None) -> Refused:
+    def _decline(self, reason: Reason, detail: str) -> Refused:
+        """A refusal that the gate was not asked about, counted like the others."""
         self._gateway.gate.refused(reason)
-        if reason.is_busy and retry_after is None:
-            retry_after = UNAVAILABLE_RETRY * (1 + clock.draw())
+        retry_after = UNAVAILABLE_RETRY * (1 + clock.draw()) if reason.is_busy else None
         return Refused(reason, retry_after=retry_after, detail=detail)
 
-    def _unavailable(self, why: str) -> Refused:
-        return self._own_refusal(Reason.ENGINE_UNAVAILABLE, f"The engine is not available: {why}.")
+    def _answer(self, response: bytes) -> None:
+        self._client.write(response)
+        self._client.finished(keep_alive=self._request.keep_alive)
 
     def _end(self, ending: Ending, *, after: float = 0.0, outcome: str | None = None) -> None:
         """Give the reservation back, once."""

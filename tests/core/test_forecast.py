@@ -1,0 +1,102 @@
+"""When a refused client may come back: not before its estimate, not all at once, within limits."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvgate.core.forecast import RETRY_MAX, RETRY_MIN, SECONDS_PER_TOKEN_COLD, Forecast
+from kvgate.core.gate import Gate
+from kvgate.core.records import Ask, Ending, Granted, PoolFacts, Refused
+
+
+def forecast_of(*live: tuple[float, int, int]) -> Forecast:
+    """Reservations as (started, output cap, blocks), at 1 s a token so that figures are plain."""
+    forecast = Forecast()
+    forecast.seconds_per_cap_token = 1.0
+    for key, (started, cap, blocks) in enumerate(live):
+        forecast.started(key, cap, blocks, started)
+    return forecast
+
+
+def test_room_comes_when_enough_of_the_live_have_ended() -> None:
+    forecast = forecast_of((0.0, 30, 4), (0.0, 10, 2), (5.0, 15, 1))
+    assert [forecast.room_in(blocks, now=5.0) for blocks in (1, 2, 3, 4, 7)] == [5, 5, 15, 25, 25]
+
+
+def test_an_answer_that_is_overdue_may_end_at_any_moment() -> None:
+    assert forecast_of((0.0, 10, 4)).room_in(4, now=50.0) == 0.0
+
+
+def test_nothing_live_means_no_wait_and_more_than_is_live_means_the_last_end() -> None:
+    assert forecast_of().room_in(3, now=1.0) == 0.0
+    assert forecast_of((0.0, 10, 4)).room_in(99, now=1.0) == 9.0
+
+
+def test_what_has_ended_is_no_longer_expected() -> None:
+    forecast = forecast_of((0.0, 10, 4), (0.0, 20, 4))
+    assert forecast.room_in(1, now=0.0) == 10.0
+    forecast.ended(0, 1.0, learn=False)
+    assert forecast.room_in(1, now=0.0) == 20.0
+    forecast.ended(0, 1.0, learn=True)
+    assert forecast.seconds_per_cap_token == 1.0
+
+
+def test_completed_answers_teach_how_long_a_token_takes() -> None:
+    forecast = Forecast()
+    for key in range(200):
+        forecast.started(key, 100, 1, now=float(key))
+        forecast.ended(key, now=key + 5.0, learn=True)
+    assert forecast.seconds_per_cap_token == pytest.approx(0.05, rel=0.01)
+
+
+@pytest.mark.parametrize("ending", [Ending.CANCELLED, Ending.FAILED, Ending.EXPIRED])
+def test_an_answer_that_was_cut_short_teaches_nothing(ending: Ending) -> None:
+    gate = Gate(PoolFacts(100, 1, 100, safety_fraction=1.0))
+    granted = gate.ask(Ask((1,), 50), now=0.0)
+    assert isinstance(granted, Granted)
+    gate.ended(granted.key, ending, now=0.001)
+    assert gate.forecast.seconds_per_cap_token == SECONDS_PER_TOKEN_COLD
+
+
+lives = st.lists(st.tuples(st.floats(0, 100), st.integers(1, 5000), st.integers(0, 100)), max_size=10)
+
+
+@given(lives, st.integers(1, 300), st.floats(100, 200), st.floats(0, 1, exclude_max=True))
+def test_a_slot_is_within_the_limits_and_never_before_its_estimate(
+    live: list[tuple[float, int, int]], blocks: int, now: float, draw: float
+) -> None:
+    forecast = forecast_of(*live)
+    room = forecast.room_in(blocks, now)
+    for _ in range(5):
+        wait = forecast.slot(blocks, blocks, now, draw)
+        assert RETRY_MIN <= wait <= RETRY_MAX
+        # Nothing later than the longest wait can be said; then the last quarter of it is used.
+        assert wait >= (room if room <= RETRY_MAX else 0.75 * RETRY_MAX)
+
+
+@pytest.mark.parametrize("cap", [5, 50, 500, 2_500, 20_000])
+@pytest.mark.parametrize("cost", [1, 40])
+def test_a_herd_of_200_is_told_200_distinct_moments(cap: int, cost: int) -> None:
+    rng = random.Random(cap)
+    gate = Gate(PoolFacts(40, 16, 40_000, safety_fraction=1.0))
+    gate.policy = lambda ask, price, facts: (cost, 1)
+    gate.forecast.started(0, cap, 40, 0.0)
+    assert gate.ledger.reserve(40) is not None
+    waits = []
+    for _ in range(200):
+        answer = gate.ask(Ask((1,), cost * 16, draw=rng.random()), now=0.0)
+        assert isinstance(answer, Refused)
+        assert answer.retry_after is not None
+        assert 1.0 <= answer.retry_after <= 60.0
+        waits.append(answer.retry_after)
+    assert len(set(waits)) == 200
+
+
+def test_the_slots_of_a_herd_follow_each_other_at_the_rate_at_which_room_comes() -> None:
+    forecast = forecast_of((0.0, 20, 10))  # 10 blocks in 20 s: 2 s a block
+    waits = [forecast.slot(2, 2, 0.0, draw=0.0) for _ in range(5)]
+    assert waits == [20.0, 24.0, 28.0, 32.0, 36.0]
