@@ -78,8 +78,8 @@ def explain(answer: dict[str, Any], body: dict[str, Any], *options: str) -> tupl
 def rows(output: str) -> dict[str, str]:
     """The table by its first column; columns are two spaces or more apart."""
     names = (
-        *("Prompt tokens", "Output cap asked", "Output cap enforced", "Sequences", "Blocks reserved"),
-        *("Tokens reserved", "Tokens free now", "Cap that would fit now"),
+        *("Prompt tokens", "Output cap asked", "Output cap enforced", "Sequences", "Blocks needed"),
+        *("Tokens needed", "Tokens free now", "Cap that would fit"),
     )
     found = {}
     for line in output.splitlines():
@@ -97,10 +97,10 @@ def test_an_unset_cap_is_explained_as_the_rest_of_the_context() -> None:
         "Output cap asked": "- unset",
         "Output cap enforced": "1,977 unset: the rest of the context, 2,048 - 71",
         "Sequences": "1",
-        "Blocks reserved": "2,047 of 1 token",
-        "Tokens reserved": "2,047",
+        "Blocks needed": "2,047 of 1 token",
+        "Tokens needed": "2,047",
         "Tokens free now": "2,048 of 2,048 usable",
-        "Cap that would fit now": "1,977",
+        "Cap that would fit": "1,977 now",
     }
     assert "Would be admitted now." in result.output
     assert gateway.asked == [("/v1/chat/completions", b'{"messages": []}')]
@@ -112,11 +112,30 @@ def test_a_refusal_shows_the_cap_asked_and_the_cap_that_would_fit(field: str) ->
     shown = rows(result.output)
     assert result.exit_code == 0
     assert shown["Output cap asked"] == "900"
-    assert shown["Output cap enforced"].startswith("600 the smallest of what was asked")
-    assert shown["Cap that would fit now"] == "30"
+    assert shown["Output cap enforced"].startswith("600 lowered to the gateway's limit")
+    assert shown["Cap that would fit"] == "30 now"
     assert "Would be refused now: kv_capacity." in result.output
     assert "Busy: 670 tokens needed, 100 free." in result.output
     assert gateway.asked[0][0] == "/v1/completions"
+
+
+@pytest.mark.parametrize(
+    ("change", "asked", "why"),
+    [
+        ({"output_cap": 600}, 600, "600 as asked"),
+        ({"output_cap": 1977}, 5000, "1,977 lowered to the rest of the context, 2,048 - 71"),
+        ({"output_cap": 16, "output_cap_was_set": False}, None, "16 unset: the default or limit"),
+        ({"output_cap": None, "prompt_tokens": 2048}, 5, "- none: the prompt leaves no room"),
+    ],
+)
+def test_the_enforced_cap_has_its_reason(change: dict[str, Any], asked: int | None, why: str) -> None:
+    result, _ = explain(REFUSE | change, {"max_tokens": asked})
+    assert rows(result.output)["Output cap enforced"].startswith(why)
+
+
+def test_a_cap_for_what_never_fits_is_meant_for_an_empty_pool() -> None:
+    result, _ = explain(REFUSE | {"reason": "kv_capacity_exceeded"}, {})
+    assert rows(result.output)["Cap that would fit"] == "30 in an empty pool"
 
 
 def test_what_cannot_be_priced_shows_only_the_reason() -> None:

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ READY = re.compile(
     r"engine (\w+) at (http://127\.0\.0\.1:\d+)\n$"
 )
 CHAT = {"messages": [{"role": "user", "content": "Tell me a story"}], "max_tokens": 10, "stream": True}
+HANG = {"chunks": 5, "fault": "hang_mid"}
 
 
 class Process:
@@ -102,11 +103,13 @@ class Serving:
         assert match, self.ready
         self.port, self.admin, self.engine, self.upstream = int(match[1]), int(match[2]), match[3], match[4]
 
-    def post(self, script: dict[str, Any]) -> http.client.HTTPResponse:
+    @contextmanager
+    def post(self, script: dict[str, Any]) -> Iterator[http.client.HTTPResponse]:
         client = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)
         headers = {"content-type": "application/json", "x-script": json.dumps(script)}
         client.request("POST", "/v1/chat/completions", json.dumps(CHAT), headers)
-        return client.getresponse()
+        with closing(client), client.getresponse() as answer:
+            yield answer
 
     def page(self, path: str) -> tuple[int, Any]:
         client = http.client.HTTPConnection("127.0.0.1", self.admin, timeout=PATIENCE)
@@ -154,9 +157,9 @@ def wait_gone(pid: int) -> None:
 def test_the_ready_line_names_ports_that_answer(engine: int) -> None:
     with serving(engine) as gate:
         assert (gate.engine, gate.upstream) == ("llamacpp", f"http://127.0.0.1:{engine}")
-        answer = gate.post({"chunks": 3})
-        assert answer.status == 200
-        assert answer.read().endswith(b"data: [DONE]\n\n")
+        with gate.post({"chunks": 3}) as answer:
+            assert answer.status == 200
+            assert answer.read().endswith(b"data: [DONE]\n\n")
         assert gate.page("/readyz") == (200, {"ready": True})
         status, shown = gate.page("/status")
         assert status == 200
@@ -174,8 +177,7 @@ def test_the_ready_line_names_ports_that_answer(engine: int) -> None:
 def test_a_signal_lets_the_running_answer_finish_and_exits_with_0(
     engine: int, ending: signal.Signals
 ) -> None:
-    with serving(engine) as gate:
-        answer = gate.post({"chunks": 20, "interval_ms": 50})
+    with serving(engine) as gate, gate.post({"chunks": 20, "interval_ms": 50}) as answer:
         os.kill(gate.process.pid, ending)
         gate.until("/status", "draining", True)
         assert gate.page("/readyz")[0] == 503
@@ -186,8 +188,7 @@ def test_a_signal_lets_the_running_answer_finish_and_exits_with_0(
 
 
 def test_a_drain_does_not_outlast_its_limit(engine: int) -> None:
-    with serving(engine, "--drain-timeout", "0.2") as gate:
-        gate.post({"chunks": 5, "fault": "hang_mid"})
+    with serving(engine, "--drain-timeout", "0.2") as gate, gate.post(HANG):
         os.kill(gate.process.pid, signal.SIGTERM)
         status, _, err = gate.process.end(timeout=10)
         assert status == 0
@@ -195,8 +196,7 @@ def test_a_drain_does_not_outlast_its_limit(engine: int) -> None:
 
 
 def test_a_second_interrupt_ends_at_once(engine: int) -> None:
-    with serving(engine) as gate:
-        gate.post({"chunks": 5, "fault": "hang_mid"})
+    with serving(engine) as gate, gate.post(HANG):
         os.kill(gate.process.pid, signal.SIGINT)
         gate.until("/status", "draining", True)
         os.kill(gate.process.pid, signal.SIGINT)
@@ -248,6 +248,8 @@ def test_without_the_extra_the_error_has_the_install_command(monkeypatch: pytest
         raise EmbeddedUnavailable("no llama.cpp here: pip install 'kvgate[embedded]'")
 
     monkeypatch.setattr(EmbeddedEngine, "start", start)
+    # Run inside the test's own process, which keeps its handlers.
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
     answer = CliRunner().invoke(main, ["serve"])
     assert answer.exit_code == 1
     assert "pip install 'kvgate[embedded]'" in answer.output
@@ -275,8 +277,10 @@ def test_a_missing_size_is_named_with_the_place_to_read_it(options: list[str], w
         (["--total-blocks", "9"], "--total-blocks: only with --upstream"),
         (["--engine", "vllm"], "--engine vllm: only with --upstream"),
         (
-            ["--upstream", "http://h:1", "--engine", "vllm", "--total-blocks", "1", "--block-size", "16"]
-            + ["--context", "9"],
+            [
+                *("--upstream", "http://127.0.0.1:9", "--engine", "vllm", "--total-blocks", "1"),
+                *("--block-size", "16", "--context", "9"),
+            ],
             "leaves no usable block",
         ),
     ],

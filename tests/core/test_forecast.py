@@ -100,3 +100,18 @@ def test_the_slots_of_a_herd_follow_each_other_at_the_rate_at_which_room_comes()
     forecast = forecast_of((0.0, 20, 10))  # 10 blocks in 20 s: 2 s a block
     waits = [forecast.slot(2, 2, 0.0, draw=0.0) for _ in range(5)]
     assert waits == [20.0, 24.0, 28.0, 32.0, 36.0]
+
+
+def test_a_herd_at_the_edge_of_the_longest_wait_is_still_distinct() -> None:
+    rng = random.Random(1)
+    forecast = forecast_of((0.0, 58, 400))
+    waits = [forecast.slot(1, 1, 0.0, rng.random()) for _ in range(200)]
+    assert len(set(waits)) == 200
+    assert all(58.0 <= wait < 60.0 for wait in waits)
+
+
+def test_one_large_refusal_does_not_push_the_others_out_for_hours() -> None:
+    forecast = forecast_of((0.0, 1000, 1))  # one block for 1,000 s, while 40 blocks are asked
+    forecast.slot(40, 1, 995.0, draw=0.0)
+    forecast.ended(0, 1000.0, learn=False)
+    assert forecast.slot(1, 1, 1056.0, draw=0.0) == RETRY_MIN

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kvgate.core.price import (
@@ -198,16 +200,18 @@ def test_a_price_is_within_the_pool_and_its_cap_within_the_context(ask: Ask, fac
         assert (priced.blocks, priced.output_cap) == worst_case_blocks(ask, facts)
 
 
-@given(asks, pools)
-def test_the_price_covers_every_token_that_is_stored_at_any_time(ask: Ask, facts: PoolFacts) -> None:
-    priced = price(ask, facts)
-    assume(isinstance(priced, Price))
+@given(st.data(), pools, caps, st.integers(1, 3))
+def test_the_price_covers_every_token_that_is_stored_at_any_time(
+    data: st.DataObject, facts: PoolFacts, cap: int | None, choices: int
+) -> None:
+    prompts = data.draw(st.lists(st.integers(0, facts.context - 1), min_size=1, max_size=3))
+    priced = price(Ask(tuple(prompts), cap, choices), replace(facts, total_blocks=10**6, max_seqs=None))
     assert isinstance(priced, Price)
     held = 0
-    for prompt in ask.prompts:
+    for prompt in prompts:
         answer = min(priced.output_cap, facts.context - prompt)
         stored = max(min(prompt + made + facts.lookahead, facts.context) for made in range(answer))
-        held += ask.choices * len(range(0, stored, facts.block_size))
+        held += choices * len(range(0, stored, facts.block_size))
     assert held <= priced.blocks
 
 

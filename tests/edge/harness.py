@@ -138,7 +138,8 @@ class Client(asyncio.Protocol):
 
     def cut(self) -> None:
         """Vanish at once, without waiting for what is on its way."""
-        self.transport.abort()
+        if not self.closed.is_set():
+            self.transport.abort()
 
     async def close(self) -> None:
         self.transport.close()

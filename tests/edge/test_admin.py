@@ -20,6 +20,19 @@ from kvgate.core.records import Ending, Reason
 from kvgate.edge.admin import AdminServer
 
 
+SNAPSHOT = """{
+  "version": "0.1.0", "uptime_seconds": 1.5, "ready": true, "draining": false,
+  "pools": [{
+    "engine": "vllm", "total_blocks": 100, "usable_blocks": 90, "reserved_blocks": 40, "free_blocks": 50,
+    "block_size": 16, "live": 3, "waiting": 2, "context": 4096, "max_seqs": 8, "reserved_seqs": 3
+  }],
+  "counters": {
+    "requests": 12, "admissions": 7, "double_releases": 0,
+    "refusals": {"kv_capacity": 5}, "releases": {"completed": 4}
+  }
+}"""
+
+
 @dataclass
 class Finished:
     outcome: str
@@ -39,34 +52,7 @@ class FakeGateway:
 
     def snapshot(self) -> dict[str, Any]:
         self.threads.add(threading.current_thread())
-        return {
-            "version": "0.1.0",
-            "uptime_seconds": 1.5,
-            "ready": self.ready,
-            "draining": False,
-            "pools": [
-                {
-                    "engine": "vllm",
-                    "total_blocks": 100,
-                    "usable_blocks": 90,
-                    "reserved_blocks": 40,
-                    "free_blocks": 50,
-                    "block_size": 16,
-                    "live": 3,
-                    "waiting": 2,
-                    "context": 4096,
-                    "max_seqs": 8,
-                    "reserved_seqs": 3,
-                }
-            ],
-            "counters": {
-                "admissions": 7,
-                "refusals": {"kv_capacity": 5},
-                "releases": {"completed": 4},
-                "double_releases": 0,
-                "requests": 12,
-            },
-        }
+        return json.loads(SNAPSHOT) | {"ready": self.ready}
 
     async def explain(self, path: str, body: bytes) -> dict[str, Any]:
         self.threads.add(threading.current_thread())

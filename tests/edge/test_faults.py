@@ -121,27 +121,21 @@ async def huge_cap(stack: Stack, turn: int) -> None:
         assert answer.header("x-kvgate-output-cap") == str(stack.context - 10)
 
 
-LARGE_TURN = asyncio.Semaphore(4)
-
-
 async def body_of_50_mb(stack: Stack, turn: int) -> None:
-    async with LARGE_TURN:
-        client = await Client.connect(stack.port)
-        piece = b" " * MIB
-        chunked = turn % 2 == 0
-        framing = "Transfer-Encoding: chunked" if chunked else f"Content-Length: {50 * MIB}"
-        client.send(f"POST {CHAT} HTTP/1.1\r\nHost: t\r\n{framing}\r\n\r\n".encode())
-        for _ in range(50):
-            if client.closed.is_set() or not client.responses.empty():
-                break
-            client.send(b"%x\r\n%s\r\n" % (MIB, piece) if chunked else piece)
-            while client.transport.get_write_buffer_size() and client.responses.empty():
-                if client.closed.is_set():
-                    break
-                await asyncio.sleep(0.001)
-        answer = await client.response()
-        client.cut()
-        assert (answer.status, answer.code) == (413, "body_too_large")
+    client = await Client.connect(stack.port)
+    piece = b" " * MIB
+    chunked = turn % 2 == 0
+    framing = "Transfer-Encoding: chunked" if chunked else f"Content-Length: {50 * MIB}"
+    client.send(f"POST {CHAT} HTTP/1.1\r\nHost: t\r\n{framing}\r\n\r\n".encode())
+    for _ in range(50):
+        client.send(b"%x\r\n%s\r\n" % (MIB, piece) if chunked else piece)
+        while client.transport.get_write_buffer_size() and client.responses.empty():
+            await asyncio.sleep(0.001)
+        if not client.responses.empty():
+            break
+    answer = await client.response()
+    client.cut()
+    assert (answer.status, answer.code) == (413, "body_too_large")
 
 
 FAULTS: dict[str, Fault] = {
@@ -206,7 +200,7 @@ async def test_200_of_each_fault_mixed_and_concurrent_leave_nothing_behind(stack
         async with limit:
             try:
                 await FAULTS[name](stack, turn)
-            except (AssertionError, OSError, TimeoutError, ValueError, KeyError) as error:
+            except Exception as error:
                 wrong[f"{name}: {type(error).__name__}: {str(error)[:200]}"] += 1
 
     await asyncio.gather(*(one(*job) for job in jobs))

@@ -111,16 +111,18 @@ def table(answer: dict[str, Any], body: bytes) -> Table:
     rows.add_column(justify="right", no_wrap=True)
     rows.add_column(style="dim")
     size = answer.get("block_size") or 1
-    cap_why = why_cap(answer)
+    asked = cap_asked(answer, body)
+    # What can never fit is measured against an empty pool, everything else against the present one.
+    never = answer.get("reason") == "kv_capacity_exceeded"
     lines: list[tuple[str, object, str]] = [
         ("Prompt tokens", answer.get("prompt_tokens"), f"of a context of {_figure(answer.get('context'))}"),
-        ("Output cap asked", cap_asked(answer, body), "" if answer.get("output_cap_was_set") else "unset"),
-        ("Output cap enforced", answer.get("output_cap"), cap_why),
+        ("Output cap asked", asked, "" if answer.get("output_cap_was_set") else "unset"),
+        ("Output cap enforced", answer.get("output_cap"), why_cap(answer, asked)),
         ("Sequences", answer.get("sequences"), ""),
-        ("Blocks reserved", answer.get("needed_blocks"), f"of {_figure(size)} token{'s' * (size != 1)}"),
-        ("Tokens reserved", answer.get("needed_tokens"), ""),
+        ("Blocks needed", answer.get("needed_blocks"), f"of {_figure(size)} token{'s' * (size != 1)}"),
+        ("Tokens needed", answer.get("needed_tokens"), ""),
         ("Tokens free now", answer.get("free_tokens"), f"of {_figure(answer.get('usable_tokens'))} usable"),
-        ("Cap that would fit now", answer.get("output_cap_that_fits"), ""),
+        ("Cap that would fit", answer.get("output_cap_that_fits"), "in an empty pool" if never else "now"),
     ]
     for name, value, why in lines:
         rows.add_row(name, _figure(value), why)
@@ -141,17 +143,18 @@ def cap_asked(answer: dict[str, Any], body: bytes) -> int | None:
     return next((cap for cap in caps if isinstance(cap, int)), None)
 
 
-def why_cap(answer: dict[str, Any]) -> str:
+def why_cap(answer: dict[str, Any], asked: int | None) -> str:
     """Where the enforced cap comes from."""
     cap, prompt, context = answer.get("output_cap"), answer.get("prompt_tokens"), answer.get("context")
     if cap is None or prompt is None or context is None:
-        return "none: the prompt leaves no room in the context" if prompt else ""
-    fills_context = (answer.get("sequences") or 1) == 1 and prompt + cap == context
-    if fills_context and not answer.get("output_cap_was_set"):
-        return f"unset: the rest of the context, {_figure(context)} - {_figure(prompt)}"
+        return "none: the prompt leaves no room in the context"
+    rest = f"the rest of the context, {_figure(context)} - {_figure(prompt)}"
+    fills_context = prompt + cap == context
     if not answer.get("output_cap_was_set"):
-        return "unset: the operator's default, limit or the rest of the context"
-    return "the smallest of what was asked, the operator's limit and the rest of the context"
+        return f"unset: {rest}" if fills_context else "unset: the default or limit of the gateway or engine"
+    if cap == asked:
+        return "as asked"
+    return f"lowered to {rest}" if fills_context else "lowered to the gateway's limit or the context"
 
 
 def verdict(answer: dict[str, Any]) -> Text:

@@ -67,15 +67,18 @@ class Forecast:
         `short`: blocks missing now. `draw` in [0, 1) adds up to half of the client's own slot, so
         the answer is never earlier than the forecast.
         """
-        room = now + self.room_in(short, now)
+        room = self.room_in(short, now)
         spacing = blocks * self._seconds_per_block(now)
-        start = max(room, self._promised)
+        start = max(now + room, self._promised)
+        wait = max(RETRY_MIN, start - now) + draw * max(spacing / 2, 0.25)
+        if wait < RETRY_MAX:
+            # One large slot must not push everybody else out for longer than anybody is told to wait.
+            self._promised = min(start + spacing, now + RETRY_MAX)
+            return wait
         # What lies beyond the longest wait cannot be promised; those clients spread over the last
-        # stretch instead of being given one common moment.
-        if start - now > RETRY_MAX:
-            return RETRY_MAX * (0.75 + 0.25 * draw)
-        self._promised = start + spacing
-        return min(RETRY_MAX, max(RETRY_MIN, start - now) + draw * max(spacing / 2, 0.25))
+        # stretch instead of being given one common moment, still not before room is expected.
+        earliest = RETRY_MAX * 0.75 if room >= RETRY_MAX else max(RETRY_MAX * 0.75, room)
+        return earliest + (RETRY_MAX - earliest) * draw
 
     def _seconds_per_block(self, now: Seconds) -> Seconds:
         """One over the drain rate: expected life of what is held, over the blocks held."""

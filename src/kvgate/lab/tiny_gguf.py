@@ -21,10 +21,13 @@ HEADS = 4
 CONTEXT = 8192
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 # Pairs that byte-pair encoding joins, so that one token is not always one byte.
+# fmt: off
 PAIRS = (
-    "th he in er an re on at en nd ti es or te of ed is it al ar st to nt ng se ha as ou io le ve co me de hi"
-    " ri ro ic ne ea"
-).split()
+    "th", "he", "in", "er", "an", "re", "on", "at", "en", "nd", "ti", "es", "or", "te",
+    "of", "ed", "is", "it", "al", "ar", "st", "to", "nt", "ng", "se", "ha", "as", "ou",
+    "io", "le", "ve", "co", "me", "de", "hi", "ri", "ro", "ic", "ne", "ea",
+)
+# fmt: on
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content']"
     " + '<|im_end|>\\n' }}{% endfor %}"

@@ -1,0 +1,341 @@
+"""The one decision: who is granted, who waits, who is refused and with which figures."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvgate.core.gate import Gate
+from kvgate.core.policy import unsafe_concurrency, unsafe_none, unsafe_prompt_only
+from kvgate.core.records import Ask, CapRules, Ending, Granted, Key, PoolFacts, Queued, Reason, Refused
+
+
+def pool(total: int = 10, seqs: int | None = None, context: int = 1000) -> PoolFacts:
+    return PoolFacts(total, block_size=1, context=context, max_seqs=seqs, safety_fraction=1.0)
+
+
+def of(blocks: int, wait: float = 0.0) -> Ask:
+    """A request that reaches exactly `blocks`."""
+    return Ask((1,), blocks, max_wait=wait)
+
+
+def granted(gate: Gate, ask: Ask, now: float = 0.0) -> Key:
+    answer = gate.ask(ask, now)
+    assert isinstance(answer, Granted), answer
+    return answer.key
+
+
+def queued(gate: Gate, ask: Ask, now: float = 0.0) -> Key:
+    answer = gate.ask(ask, now)
+    assert isinstance(answer, Queued), answer
+    return answer.key
+
+
+def refused(gate: Gate, ask: Ask, now: float = 0.0) -> Refused:
+    answer = gate.ask(ask, now)
+    assert isinstance(answer, Refused), answer
+    return answer
+
+
+def keys(answers: Iterable[Granted | Refused]) -> list[Key | None]:
+    answers = list(answers)
+    assert [type(answer) for answer in answers] == [Granted] * len(answers)
+    return [answer.key for answer in answers]
+
+
+def state(gate: Gate) -> object:
+    ledger, forecast = gate.ledger, gate.forecast
+    return copy.deepcopy(
+        (
+            (ledger.reserved_blocks, ledger.reserved_seqs, list(ledger)),
+            (ledger.double_releases, ledger._next),
+            list(gate.line),
+            gate.line.blocks,
+            (forecast._live, forecast._promised, forecast.seconds_per_cap_token),
+            (gate.admissions, gate.refusals, gate.releases),
+        )
+    )
+
+
+def test_a_grant_reserves_what_the_request_may_reach() -> None:
+    gate = Gate(pool())
+    answer = gate.ask(Ask((3,), 5), 0.0)
+    assert answer == Granted(1, blocks=7, sequences=1, output_cap=5, waited=0.0)
+    assert gate.ledger.reserved_blocks == 7
+    assert gate.admissions == 1
+
+
+def test_of_500_that_arrive_at_once_exactly_the_ten_that_fit_are_granted() -> None:
+    gate = Gate(pool(100))
+    answers = [gate.ask(of(10), 0.0) for _ in range(500)]
+    assert sum(isinstance(answer, Granted) for answer in answers) == 10
+    assert gate.refusals == {Reason.KV_CAPACITY: 490}
+    assert gate.ledger.reserved_blocks == 100
+
+
+def test_the_line_is_first_come_first_served() -> None:
+    gate = Gate(pool())
+    first = granted(gate, of(10))
+    waiting = [queued(gate, of(4, wait=60)) for _ in range(4)]
+    assert keys(gate.ended(first, Ending.COMPLETED, 1.0)) == waiting[:2]
+    assert keys(gate.ended(waiting[0], Ending.COMPLETED, 2.0)) == waiting[2:3]
+    assert keys(gate.ended(waiting[1], Ending.COMPLETED, 3.0)) == waiting[3:]
+
+
+def test_a_small_one_does_not_overtake_a_large_one_that_waits() -> None:
+    gate = Gate(pool())
+    small = granted(gate, of(5))
+    large = queued(gate, of(10, wait=60))
+    later = queued(gate, of(1, wait=60))
+    answer = refused(gate, of(1))
+    assert (answer.reason, answer.output_cap_that_fits) == (Reason.KV_CAPACITY, None)
+    assert keys(gate.ended(small, Ending.COMPLETED, 1.0)) == [large]
+    assert keys(gate.ended(large, Ending.COMPLETED, 2.0)) == [later]
+
+
+def test_a_large_head_is_served_although_small_ones_keep_coming() -> None:
+    gate = Gate(pool())
+    running = [granted(gate, of(1)) for _ in range(10)]
+    large = queued(gate, of(10, wait=60))
+    for step, key in enumerate(running[:-1]):
+        assert gate.ended(key, Ending.COMPLETED, float(step)) == []
+        queued(gate, of(1, wait=60), float(step))
+    assert keys(gate.ended(running[-1], Ending.COMPLETED, 10.0)) == [large]
+    assert len(keys(gate.ended(large, Ending.COMPLETED, 11.0))) == 9
+
+
+def test_the_time_waited_is_told() -> None:
+    gate = Gate(pool())
+    first = granted(gate, of(10))
+    queued(gate, of(10, wait=60), now=5.0)
+    (answer,) = gate.ended(first, Ending.COMPLETED, 12.5)
+    assert isinstance(answer, Granted)
+    assert answer.waited == 7.5
+
+
+def test_who_waits_until_the_deadline_is_refused_then_and_not_before() -> None:
+    gate = Gate(pool())
+    granted(gate, of(10))
+    assert gate.wake_at() is None
+    key = queued(gate, of(2, wait=5), now=1.0)
+    queued(gate, of(2, wait=50), now=1.0)
+    assert gate.wake_at() == 6.0
+    assert gate.tick(5.99) == []
+    (answer,) = gate.tick(6.0)
+    assert isinstance(answer, Refused)
+    assert (answer.reason, answer.key) == (Reason.QUEUE_TIMEOUT, key)
+    assert answer.retry_after is not None
+    assert gate.wake_at() == 51.0
+    assert gate.tick(6.0) == []
+
+
+def test_a_head_that_gives_up_lets_the_next_in() -> None:
+    gate = Gate(pool())
+    granted(gate, of(5))
+    queued(gate, of(10, wait=5))
+    small = queued(gate, of(2, wait=50))
+    answers = gate.tick(5.0)
+    assert [type(answer) for answer in answers] == [Refused, Granted]
+    assert answers[1].key == small
+
+
+def test_a_cancel_in_the_line_passes_the_place_on() -> None:
+    gate = Gate(pool())
+    granted(gate, of(5))
+    large = queued(gate, of(10, wait=60))
+    small = queued(gate, of(5, wait=60))
+    assert keys(gate.ended(large, Ending.CANCELLED, 1.0)) == [small]
+    assert gate.releases == {}
+    assert gate.ledger.double_releases == 0
+
+
+def test_a_place_in_the_line_is_left_once() -> None:
+    gate = Gate(pool())
+    granted(gate, of(10))
+    key = queued(gate, of(1, wait=60))
+    gate.ended(key, Ending.CANCELLED, 1.0)
+    assert gate.ended(key, Ending.CANCELLED, 1.0) == []
+    assert gate.ledger.double_releases == 1
+
+
+def test_a_second_ending_changes_nothing_and_is_counted() -> None:
+    gate = Gate(pool())
+    key, other = granted(gate, of(4)), granted(gate, of(4))
+    gate.ended(key, Ending.COMPLETED, 1.0)
+    before = gate.releases.copy()
+    assert gate.ended(key, Ending.FAILED, 2.0) == []
+    assert gate.ledger.double_releases == 1
+    assert gate.releases == before == {Ending.COMPLETED: 1}
+    assert list(gate.ledger) == [other]
+
+
+def test_a_full_line_refuses_and_those_in_it_stay() -> None:
+    gate = Gate(pool(), line_limit=2)
+    first = granted(gate, of(10))
+    waiting = [queued(gate, of(1, wait=60)) for _ in range(2)]
+    answer = refused(gate, of(1, wait=60))
+    assert answer.reason is Reason.QUEUE_FULL
+    assert answer.retry_after is not None
+    assert keys(gate.ended(first, Ending.COMPLETED, 1.0)) == waiting
+
+
+@pytest.mark.parametrize(
+    ("ask", "reason"),
+    [
+        (Ask((1000,), 1, max_wait=60), Reason.CONTEXT_LENGTH_EXCEEDED),
+        (Ask((1,), max_wait=60), Reason.KV_CAPACITY_EXCEEDED),
+        (Ask((1,), 1, choices=11, max_wait=60), Reason.KV_CAPACITY_EXCEEDED),
+    ],
+)
+def test_what_can_never_succeed_neither_waits_nor_is_told_to_come_back(ask: Ask, reason: Reason) -> None:
+    gate = Gate(pool())
+    answer = refused(gate, ask)
+    assert (answer.reason, answer.retry_after, answer.key) == (reason, None, None)
+    assert not gate.line
+
+
+def test_a_never_refusal_names_the_cap_that_the_empty_pool_would_take() -> None:
+    gate = Gate(pool())
+    granted(gate, of(9))
+    answer = refused(gate, Ask((4,)))
+    assert answer.output_cap_that_fits == 7
+    assert (answer.needed_tokens, answer.usable_tokens, answer.free_tokens) == (999, 10, 1)
+
+
+def test_a_busy_refusal_teaches_what_was_reserved_and_what_would_fit() -> None:
+    gate = Gate(PoolFacts(10, block_size=16, context=160, safety_fraction=1.0))
+    granted(gate, Ask((1,), 64))
+    answer = refused(gate, Ask((20,)))
+    assert (answer.needed_tokens, answer.free_tokens, answer.usable_tokens) == (160, 96, 160)
+    assert (answer.prompt_tokens, answer.context) == (20, 160)
+    assert (answer.output_cap, answer.output_cap_was_set, answer.output_cap_that_fits) == (140, False, 77)
+    assert isinstance(gate.explain(Ask((20,), 77), 0.0), Granted)
+    assert isinstance(gate.explain(Ask((20,), 78), 0.0), Refused)
+
+
+def test_behind_a_head_that_waits_for_a_sequence_no_cap_would_fit() -> None:
+    gate = Gate(pool(100, seqs=2))
+    granted(gate, of(1))
+    queued(gate, Ask((1,), 1, choices=2, max_wait=60))
+    assert refused(gate, of(50)).output_cap_that_fits is None
+
+
+def test_a_shrink_keeps_the_granted_and_grants_nobody_until_it_fits() -> None:
+    gate = Gate(pool())
+    key, other = granted(gate, of(5)), granted(gate, of(5))
+    waiting = queued(gate, of(3, wait=60))
+    assert gate.resize(pool(6), 1.0) == []
+    assert gate.ledger.reserved_blocks == 10
+    assert refused(gate, of(1)).reason is Reason.KV_CAPACITY
+    assert gate.ended(key, Ending.COMPLETED, 2.0) == []
+    assert keys(gate.ended(other, Ending.COMPLETED, 3.0)) == [waiting]
+
+
+def test_a_growth_lets_the_line_in() -> None:
+    gate = Gate(pool())
+    granted(gate, of(10))
+    waiting = [queued(gate, of(4, wait=60)) for _ in range(3)]
+    assert keys(gate.resize(pool(18), 1.0)) == waiting[:2]
+
+
+def test_who_waits_for_what_the_engine_no_longer_has_is_told_never() -> None:
+    gate = Gate(pool())
+    granted(gate, of(3))
+    large = queued(gate, of(10, wait=60))
+    small = queued(gate, of(1, wait=60))
+    never, next_in = gate.resize(pool(5), 1.0)
+    assert isinstance(never, Refused)
+    assert (never.reason, never.key, never.retry_after) == (Reason.KV_CAPACITY_EXCEEDED, large, None)
+    assert isinstance(next_in, Granted)
+    assert next_in.key == small
+
+
+def test_an_exact_count_gives_the_rest_to_the_line() -> None:
+    gate = Gate(pool())
+    key = granted(gate, of(10))
+    waiting = queued(gate, of(3, wait=60))
+    assert gate.settle(key, 8, 1.0) == []
+    assert keys(gate.settle(key, 7, 1.0)) == [waiting]
+    assert gate.ledger.held(key) == 7
+
+
+def test_refusals_decided_elsewhere_are_counted_with_the_others() -> None:
+    gate = Gate(pool())
+    gate.refused(Reason.DRAINING)
+    assert gate.refusals == {Reason.DRAINING: 1}
+
+
+@pytest.mark.parametrize("policy", [unsafe_none, unsafe_concurrency, unsafe_prompt_only])
+def test_the_unsafe_policies_admit_what_the_worst_case_would_not(policy: object) -> None:
+    gate = Gate(pool(10, seqs=8))
+    gate.policy = policy  # type: ignore[assignment]
+    assert [type(gate.ask(of(10), 0.0)) for _ in range(5)] == [Granted] * 5
+
+
+asks = st.builds(
+    Ask,
+    prompts=st.lists(st.integers(1, 12), min_size=1, max_size=2).map(tuple),
+    output_cap=st.none() | st.integers(1, 12),
+    choices=st.integers(1, 2),
+    rules=st.just(CapRules(ceiling=9)),
+    max_wait=st.sampled_from([0.0, 3.0, 20.0]),
+    draw=st.floats(0, 1, exclude_max=True),
+)
+
+
+@given(st.lists(asks, max_size=20), asks)
+def test_explain_says_what_ask_would_and_changes_nothing(before: list[Ask], ask: Ask) -> None:
+    gate = Gate(pool(30, seqs=5, context=12))
+    for now, each in enumerate(before):
+        gate.ask(each, float(now))
+    now = float(len(before))
+    unchanged = state(gate)
+    explained = gate.explain(ask, now)
+    assert state(gate) == unchanged
+    answer = gate.ask(ask, now)
+    assert isinstance(explained, Granted) == isinstance(answer, Granted)
+    if isinstance(explained, Refused) and isinstance(answer, Refused) and answer.reason is explained.reason:
+        assert explained.retry_after is None
+        assert explained.output_cap_that_fits == answer.output_cap_that_fits
+        assert explained.needed_tokens == answer.needed_tokens
+
+
+@given(
+    st.lists(st.one_of(asks, st.tuples(st.integers(0, 9), st.sampled_from(list(Ending))), st.just("tick")))
+)
+def test_nobody_who_was_granted_is_refused_later_and_everybody_is_answered_once(moves: list[object]) -> None:
+    gate = Gate(pool(30, seqs=5, context=12))
+    answered: set[Key] = set()
+    waiting: list[Key] = []
+    running: list[Key] = []
+
+    def take(answers: Iterable[Granted | Refused]) -> None:
+        for answer in answers:
+            assert answer.key is not None
+            assert answer.key not in answered
+            answered.add(answer.key)
+            waiting.remove(answer.key)
+            if isinstance(answer, Granted):
+                running.append(answer.key)
+
+    for now, move in enumerate(moves):
+        if isinstance(move, Ask):
+            answer = gate.ask(move, float(now))
+            if isinstance(answer, Queued):
+                waiting.append(answer.key)
+            elif isinstance(answer, Granted):
+                answered.add(answer.key)
+                running.append(answer.key)
+        elif isinstance(move, tuple) and (running or waiting):
+            everybody = running + waiting
+            key = everybody[move[0] % len(everybody)]
+            (running if key in running else waiting).remove(key)
+            take(gate.ended(key, move[1], float(now)))
+        else:
+            take(gate.tick(float(now)))
+        assert list(gate.ledger) == sorted(running, key=list(gate.ledger).index)
+        assert [waiter.key for waiter in gate.line] == waiting

@@ -1,0 +1,79 @@
+"""The JSON body with the places of its values."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvgate.wire.body import BadBody, Body
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=12,
+)
+OBJECTS = st.dictionaries(st.text(), JSON, max_size=6)
+
+
+@given(OBJECTS, st.booleans(), st.sampled_from([None, 1, "\t"]))
+def test_every_json_object_is_read_as_the_standard_library_reads_it(
+    value: dict[str, object], ascii_only: bool, indent: int | str | None
+) -> None:
+    raw = json.dumps(value, ensure_ascii=ascii_only, indent=indent).encode("utf-8", "surrogatepass")
+    try:
+        raw.decode("utf-8")
+    except UnicodeDecodeError:
+        return
+    assert Body(raw).fields == value
+
+
+@given(OBJECTS, st.dictionaries(st.sampled_from(["max_tokens", "n_predict", "n"]), st.integers(1, 10**9)))
+def test_replacing_changes_the_named_values_and_nothing_else(
+    value: dict[str, object], new: dict[str, int]
+) -> None:
+    raw = json.dumps(value).encode()
+
+    changed = Body(raw).replaced(new)
+
+    assert json.loads(changed) == value | new
+    assert [k for k in json.loads(changed) if k in value] == list(value)
+
+
+def test_what_the_client_wrote_keeps_its_own_spelling() -> None:
+    raw = b'{ "temperature":1.0e0 ,"max_tokens" : 12345, "seed":18446744073709551616,"s":"\\u00e9\\/" }'
+
+    assert Body(raw).replaced({"max_tokens": 7}) == raw.replace(b"12345", b"7")
+
+
+@given(st.binary(max_size=64))
+def test_no_bytes_raise_anything_but_bad_body(raw: bytes) -> None:
+    try:
+        fields = Body(raw).fields
+    except BadBody:
+        return
+    assert fields == json.loads(raw)
+
+
+@pytest.mark.parametrize(
+    ("raw", "words"),
+    [
+        (b"", "empty"),
+        (b"[1]", "must be a JSON object"),
+        (b"3", "must be a JSON object"),
+        (b'{"a":1', "ends too early"),
+        (b'{"a":1} x', "extra data"),
+        (b'{"a":NaN}', "NaN"),
+        (b'{"a":1,"a":2}', "appears twice"),
+        (b"\xff", "UTF-8"),
+        (b'{"a":' + b"[" * 100_000, "too deeply"),
+        (b'{"a":' + b"9" * 5_000 + b"}", "limit"),
+        (b'{"a":1,}', "expected a key"),
+        (b'{"a" 1}', "expected ':'"),
+    ],
+)
+def test_a_bad_body_is_told_what_is_wrong_with_it(raw: bytes, words: str) -> None:
+    with pytest.raises(BadBody, match=words):
+        Body(raw)
