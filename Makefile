@@ -41,7 +41,7 @@ $(READY): requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	  echo "kvgate needs Python 3.11 or newer; '$(PYTHON)' is not. Try: make PYTHON=python3.12"; exit 1; }
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || { \
-	  echo "Making $(VENV); the first set-up downloads about 400 MB, the demo's model included."; \
+	  echo "Making $(VENV); the first set-up downloads about 300 MB, the demo's model included."; \
 	  rm -rf $(VENV); \
 	  $(PYTHON) -m venv $(VENV) >/dev/null 2>&1 || { \
 	    rm -rf $(VENV); \

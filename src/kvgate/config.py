@@ -37,3 +37,5 @@ class Settings:
     drain_timeout: float = 30.0
     embedded_cells: int = 2048
     embedded_slots: int = 8
+    # Below the usable cells, so that a request with no cap can be admitted at all.
+    embedded_context: int = 1024

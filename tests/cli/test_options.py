@@ -41,6 +41,7 @@ OTHER: dict[str, tuple[str, dict[str, Any]]] = {
     "drain-timeout": ("0", {"drain_timeout": 0.0}),
     "embedded-cells": ("512", {"embedded_cells": 512}),
     "embedded-slots": ("2", {"embedded_slots": 2}),
+    "embedded-context": ("512", {"embedded_context": 512}),
 }
 IDS = [option.name for option in OPTIONS]
 

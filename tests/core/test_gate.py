@@ -290,8 +290,8 @@ asks = st.builds(
 @given(st.lists(asks, max_size=20), asks)
 def test_explain_says_what_ask_would_and_changes_nothing(before: list[Ask], ask: Ask) -> None:
     gate = Gate(pool(30, seqs=5, context=12))
-    for now, each in enumerate(before):
-        gate.ask(each, float(now))
+    for step, each in enumerate(before):
+        gate.ask(each, float(step))
     now = float(len(before))
     unchanged = state(gate)
     explained = gate.explain(ask, now)

@@ -7,7 +7,15 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
+from hypothesis.stateful import (
+    Bundle,
+    MultipleResults,
+    RuleBasedStateMachine,
+    consumes,
+    invariant,
+    multiple,
+    rule,
+)
 
 from kvgate.core.ledger import Ledger, LedgerBroken, NotHeld
 from kvgate.core.records import Misuse, PoolFacts
@@ -207,7 +215,7 @@ class AgainstANaiveList(RuleBasedStateMachine):
         return sum(b for _, b, _ in self.naive), sum(s for _, _, s in self.naive)
 
     @rule(target=keys, blocks=st.integers(0, 60), seqs=st.integers(0, 4))
-    def reserve(self, blocks: int, seqs: int) -> object:
+    def reserve(self, blocks: int, seqs: int) -> MultipleResults[int] | int:
         held, slots = self.sums()
         key = self.ledger.reserve(blocks, seqs)
         assert (key is not None) == (held + blocks <= self.usable and slots + seqs <= self.slots)

@@ -56,9 +56,9 @@ def imports(source: str, module: str) -> Iterator[tuple[int, str]]:
         elif isinstance(node, ast.Call):
             called = ast.unparse(node.func)
             if called in ("__import__", "import_module", "importlib.import_module") and node.args:
-                name = node.args[0]
-                constant = isinstance(name, ast.Constant) and isinstance(name.value, str)
-                yield node.lineno, str(name.value) if isinstance(name, ast.Constant) and constant else "?"
+                # A name that is computed cannot be judged, and is refused where modules are listed.
+                what = node.args[0]
+                yield node.lineno, str(what.value) if isinstance(what, ast.Constant) else "?"
 
 
 def faults(source: str, module: str) -> list[str]:

@@ -150,6 +150,7 @@ OPTIONS: tuple[Option, ...] = (
            "Sequences that the engine runs at once; unset: no limit.", "N"),
     Option("embedded-cells", ("embedded_cells",), COUNT, _EMBEDDED, "KV cells, one a token.", "N"),
     Option("embedded-slots", ("embedded_slots",), COUNT, _EMBEDDED, "Sequences at once.", "N"),
+    Option("embedded-context", ("embedded_context",), COUNT, _EMBEDDED, "Tokens a sequence may reach.", "N"),
     Option("safety-fraction", ("safety_fraction",), FRACTION, _ADMISSION,
            "Share of the blocks that may be reserved.", "F"),
     Option("default-output-cap", ("default_output_cap",), COUNT, _ADMISSION,

@@ -73,7 +73,7 @@ def _check_embedded(settings: Settings) -> None:
     if given:
         raise click.UsageError(
             f"{', '.join(given)}: only with --upstream URL. Without it kvgate runs its embedded "
-            "llama.cpp, sized by --embedded-cells and --embedded-slots."
+            "llama.cpp, sized by --embedded-cells, --embedded-slots and --embedded-context."
         )
 
 
@@ -148,7 +148,10 @@ def _leave(_signal: int, _frame: FrameType | None) -> NoReturn:
 def _start_embedded(settings: Settings) -> EmbeddedEngine:
     try:
         return EmbeddedEngine.start(
-            cells=settings.embedded_cells, slots=settings.embedded_slots, progress=_progress
+            cells=settings.embedded_cells,
+            slots=settings.embedded_slots,
+            context=settings.embedded_context,
+            progress=_progress,
         )
     except EmbeddedUnavailable as missing:
         raise click.ClickException(

@@ -60,13 +60,17 @@ class EmbeddedEngine:
         *,
         cells: int,
         slots: int,
+        context: int | None = None,
         unified: bool = True,
         model: Path | None = None,
         progress: Progress | None = None,
         timeout: float = START_TIMEOUT,
     ) -> Self:
-        """Start the engine and return when it answers. Blocking: at the first start of all the
-        model is put together (253 MB). `model` names another GGUF file to run instead."""
+        """Start the engine and return when it answers.
+
+        Blocking: at the first start of all the model is put together (253 MB). `context` bounds a
+        sequence below the whole pool; `model` names another GGUF file to run instead.
+        """
         if cells < 1 or slots < 1:
             raise ValueError(f"cells and slots must be at least 1, got {cells} and {slots}")
         say = progress or (lambda _message: None)
@@ -80,6 +84,7 @@ class EmbeddedEngine:
             "alias": ALIAS if model is None else model.stem,
             "cells": cells,
             "slots": slots,
+            "context": context,
             "unified": unified,
             "threads": min(2, os.cpu_count() or 2),
             "parent": os.getpid(),

@@ -54,6 +54,8 @@ def serve(options: dict[str, Any]) -> Any:
     params.n_ctx = options["cells"]
     params.n_parallel = options["slots"]
     params.kv_unified = options["unified"]
+    if options["context"] is not None:
+        params.kv_unified_per_slot = options["context"]
     params.hostnames = ["127.0.0.1"]
     params.port = 0
     params.n_gpu_layers = 0
