@@ -39,7 +39,8 @@ clean: ## remove what the other targets made, the virtual environment included
 # there is one, can put pip into the environment instead.
 $(READY): requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
-	  echo "kvgate needs Python 3.11 or newer; '$(PYTHON)' is not. Try: make PYTHON=python3.12"; exit 1; }
+	  echo "kvgate needs Python 3.11 or newer; '$(PYTHON)' is older, or does not run."; \
+	  echo "Name another: make PYTHON=/path/to/python3.12"; exit 1; }
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || { \
 	  echo "Making $(VENV); the first set-up downloads about 300 MB, the demo's model included."; \
 	  rm -rf $(VENV); \

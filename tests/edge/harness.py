@@ -296,6 +296,10 @@ class Stack:
             assert time.monotonic() < end, f"after {within} s the pool shows {shown}, not {wanted}"
             await asyncio.sleep(0.02)
 
+    async def until_draining(self) -> None:
+        while not (await asyncio.to_thread(self.status))["draining"]:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
     async def fetch(self, data: bytes, within: float = 10.0) -> Response:
         return await fetch(self.port, data, within)
 

@@ -108,9 +108,8 @@ async def test_draining_is_503_and_running_streams_finish() -> None:
         client.send(request(script={"chunks": 20, "interval_ms": 50}))
         await client.events(1)
         stopping = asyncio.create_task(asyncio.to_thread(stack.gateway.stop))
+        await stack.until_draining()
         answer = await stack.fetch(request())
-        while answer.status == 200:  # the signal is on its way
-            answer = await stack.fetch(request())
         check_busy(answer, 503, "draining")
         running = await client.response()
         assert (running.status, running.complete) == (200, True)

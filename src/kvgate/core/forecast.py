@@ -38,6 +38,12 @@ class Forecast:
         self._live[key] = (now, output_cap, blocks)
         self._dirty = True
 
+    def settled(self, key: Key, blocks: int) -> None:
+        """It holds fewer blocks now, so that fewer will come free at its end."""
+        started, output_cap, _ = self._live[key]
+        self._live[key] = (started, output_cap, blocks)
+        self._dirty = True
+
     def ended(self, key: Key, now: Seconds, *, learn: bool) -> None:
         live = self._live.pop(key, None)
         if live is None:

@@ -87,7 +87,10 @@ class Gate:
 
     def settle(self, key: Key, blocks: int, now: Seconds) -> list[Granted | Refused]:
         """Correct a reservation downwards, after an exact count of its prompt."""
-        return self._advance(now) if self.ledger.settle(key, blocks) else []
+        if not self.ledger.settle(key, blocks):
+            return []
+        self.forecast.settled(key, blocks)
+        return self._advance(now)
 
     def tick(self, now: Seconds) -> list[Granted | Refused]:
         """Time has passed: let in who fits, refuse who has waited until the deadline."""

@@ -4,13 +4,26 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kvgate.core.records import Granted, Refused
+from kvgate.core.records import Granted, Reason, Refused
+from kvgate.edge import clock
 from kvgate.edge.relay.heads import own_response
 from kvgate.edge.relay.pool import Fetched
 from kvgate.wire.refusal import PHRASE, render
 
 if TYPE_CHECKING:
+    from kvgate.edge.gateway import Gateway
     from kvgate.edge.relay.client import Request
+
+
+# Seconds; an engine that restarts takes longer, but its clients are spread by then.
+UNAVAILABLE_RETRY = 2.0
+
+
+def decline(gateway: Gateway, reason: Reason, detail: str) -> Refused:
+    """A refusal that the gate was not asked about, counted like the others."""
+    gateway.gate.refused(reason)
+    retry_after = UNAVAILABLE_RETRY * (1 + clock.draw()) if reason.is_busy else None
+    return Refused(reason, retry_after=retry_after, detail=detail)
 
 
 def admitted_headers(granted: Granted) -> bytes:

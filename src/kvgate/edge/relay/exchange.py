@@ -14,7 +14,6 @@ no cancellation can come between a grant and its owner.
 from __future__ import annotations
 
 import asyncio
-import enum
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +25,7 @@ from kvgate.edge.relay.engine import EngineConnection
 from kvgate.edge.relay.heads import Headers, request_head
 from kvgate.edge.relay.pool import EngineUnavailable
 from kvgate.edge.relay.reply import Reply
+from kvgate.edge.relay.state import State
 from kvgate.wire.body import BadBody
 from kvgate.wire.dialects.openai import Shape, enforce
 from kvgate.wire.routes import FREE_METHODS, reader_for, unpriced_message
@@ -36,18 +36,6 @@ if TYPE_CHECKING:
 
 # A reused connection that fails this soon, without a byte, was closed by the engine while idle.
 STALE_SECONDS = 1.0
-# An engine that restarts takes longer, but its clients are spread by then.
-UNAVAILABLE_RETRY = 2.0
-
-
-class State(enum.Enum):
-    RECEIVED = enum.auto()
-    COUNTING = enum.auto()
-    WAITING = enum.auto()
-    CONNECTING = enum.auto()
-    SENDING = enum.auto()
-    STREAMING = enum.auto()
-    ENDED = enum.auto()
 
 
 class Exchange:
@@ -297,10 +285,7 @@ class Exchange:
         self._refuse(refused, after=after)
 
     def _decline(self, reason: Reason, detail: str) -> Refused:
-        """A refusal that the gate was not asked about, counted like the others."""
-        self._gateway.gate.refused(reason)
-        retry_after = UNAVAILABLE_RETRY * (1 + clock.draw()) if reason.is_busy else None
-        return Refused(reason, retry_after=retry_after, detail=detail)
+        return answers.decline(self._gateway, reason, detail)
 
     def _answer(self, response: bytes) -> None:
         self._client.write(response)
