@@ -45,7 +45,7 @@ ROWS: tuple[tuple[str, Callable[[StormResult], str]], ...] = (
               help="Sequences that the engine runs at once.")  # fmt: skip
 @click.option("--streams", type=click.IntRange(1, 1000), default=8, show_default=True,
               help="Streams that are asked for, all at the same moment.")  # fmt: skip
-@click.option("--max-tokens", type=click.IntRange(1), default=600, show_default=True,
+@click.option("--max-tokens", type=click.IntRange(1), default=400, show_default=True,
               help="Output cap of a stream. One in four sets none.")  # fmt: skip
 @click.option("--model", type=click.Path(path_type=Path, exists=True, dir_okay=False), hidden=True)
 def demo(
@@ -102,8 +102,8 @@ def _introduce(console: Console, scene: Scene) -> None:
         f"{scene.streams} streams against llama.cpp with a KV cache of {scene.cells} tokens, shared by "
         f"{scene.slots} slots. {scene.streams - scene.unset} set max_tokens {scene.max_tokens}, "
         f"{scene.unset} set none.\n"
-        f"The gate uses {SAFETY_FRACTION:.0%} of the cache. An unset cap would reserve the rest of the context, "
-        f"more than a small cache can give, so the gate runs with default-output-cap and "
+        f"The gate uses {SAFETY_FRACTION:.0%} of the cache. An unset cap would reserve the rest of the "
+        f"context, more than a small cache can give, so the gate runs with default-output-cap and "
         f"max-output-cap {scene.max_tokens}.",
         highlight=False,
     )

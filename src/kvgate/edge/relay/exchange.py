@@ -75,7 +75,7 @@ class Exchange:
         self._gateway.requests += 1
         path = request.target.partition(b"?")[0]
         if self._gateway.is_draining:
-            self._refuse(self._decline(Reason.DRAINING, "The gateway is shutting down."))
+            self._refuse(answers.decline(self._gateway, Reason.DRAINING, "The gateway is shutting down."))
             return
         read = reader_for(request.method, path)
         if read is not None:
@@ -83,14 +83,14 @@ class Exchange:
             try:
                 self._shape = read(request.body)
             except BadBody as error:
-                self._refuse(self._decline(Reason.INVALID_REQUEST, str(error)), error.param)
+                self._refuse(answers.decline(self._gateway, Reason.INVALID_REQUEST, str(error)), error.param)
                 return
             self._count(self._shape)
         elif request.method in FREE_METHODS or path in self._gateway.allow_paths:
             self._send(request.body)
         else:
             detail = unpriced_message(request.method, path)
-            self._refuse(self._decline(Reason.UNPRICED_ENDPOINT, detail))
+            self._refuse(answers.decline(self._gateway, Reason.UNPRICED_ENDPOINT, detail))
 
     def _count(self, shape: Shape) -> None:
         known = self._gateway.counter.known(shape)
@@ -281,11 +281,10 @@ class Exchange:
         self._answer(answers.refusal(self._request, refused, busy_status=busy_status, param=param))
 
     def _refuse_unavailable(self, why: str, *, after: float = 0.0) -> None:
-        refused = self._decline(Reason.ENGINE_UNAVAILABLE, f"The engine is not available: {why}.")
+        refused = answers.decline(
+            self._gateway, Reason.ENGINE_UNAVAILABLE, f"The engine is not available: {why}."
+        )
         self._refuse(refused, after=after)
-
-    def _decline(self, reason: Reason, detail: str) -> Refused:
-        return answers.decline(self._gateway, reason, detail)
 
     def _answer(self, response: bytes) -> None:
         self._client.write(response)
