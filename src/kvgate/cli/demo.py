@@ -163,7 +163,7 @@ def _table(results: Results) -> Table:
 
 def _comparison(results: Results) -> Table:
     table = Table()
-    table.add_column("admitted by")
+    table.add_column("admitted by", no_wrap=True)
     for heading in ("died", "finished", "refused", "tokens wasted", "longest stall", "wall time"):
         table.add_column(heading, justify="right")
     for strategy in COMPARED:

@@ -61,6 +61,9 @@ def serve(options: dict[str, Any]) -> Any:
     params.n_gpu_layers = 0
     params.cpuparams.n_threads = options["threads"]
     params.cpuparams_batch.n_threads = options["threads"]
+    # Threads that spin while they wait would take the cores from the gateway beside them.
+    params.cpuparams.poll = 0
+    params.cpuparams_batch.poll = 0
     params.n_threads_http = HTTP_THREADS
     params.ctx_shift = False
     params.fit_params = False  # the sizes are ours; it must not adjust them to free memory

@@ -8,7 +8,7 @@ delivered: they would be a second response that nobody asked for.
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import httptools
 
@@ -38,7 +38,7 @@ class EngineConnection(asyncio.Protocol):
     def __init__(self, pool: Any) -> None:
         self._pool = pool
         self._receiver: Receiver | None = None
-        self.transport: asyncio.Transport = None  # type: ignore[assignment]  # set by connection_made
+        self.transport: asyncio.Transport
         self.is_closed = False
         self.requests = 0
         self.idle_since = 0.0
@@ -72,10 +72,19 @@ class EngineConnection(asyncio.Protocol):
         self.is_closed = True
         self.transport.abort()
 
+    def drop(self) -> None:
+        """Abort a connection that may not have been made yet."""
+        if hasattr(self, "transport"):
+            self.abort()
+        self.is_closed = True
+
     # --- asyncio
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = transport  # type: ignore[assignment]
+        # A cast, because uvloop's transports do not derive from asyncio's.
+        self.transport = cast(asyncio.Transport, transport)
+        if self.is_closed:
+            self.transport.abort()
 
     def data_received(self, data: bytes) -> None:
         receiver = self._receiver

@@ -105,16 +105,12 @@ class Exchange:
         try:
             prompts = await self._gateway.counter.count(shape, request.headers, self._client.peer)
         except CountRefused as error:
-            self._task = None
             self._end(Ending.FAILED, outcome="engine_error")
             self._answer(answers.engine_error(request, error.answer))
-            return
         except EngineUnavailable as error:
-            self._task = None
             self._refuse_unavailable(str(error))
-            return
-        self._task = None
-        self._counted(shape, prompts)
+        else:
+            self._counted(shape, prompts)
 
     def _counted(self, shape: Shape, prompts: tuple[int, ...]) -> None:
         self.state = State.WAITING
@@ -168,7 +164,6 @@ class Exchange:
         try:
             await work
         except Exception:
-            self._task = None
             self._end(Ending.FAILED)
             self._client.break_off(is_visible=False)
             raise
@@ -177,12 +172,9 @@ class Exchange:
         try:
             connection = await self._gateway.pool.connect()
         except EngineUnavailable as error:
-            self._task = None
-            # Nothing was sent, so the engine holds nothing.
-            self._refuse_unavailable(str(error))
-            return
-        self._task = None
-        self._transmit(connection)
+            self._refuse_unavailable(str(error))  # nothing was sent, so the engine holds nothing
+        else:
+            self._transmit(connection)
 
     def _transmit(self, connection: EngineConnection) -> None:
         self.state = State.SENDING

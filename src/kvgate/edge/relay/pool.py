@@ -68,17 +68,21 @@ class EnginePool:
 
     async def connect(self) -> EngineConnection:
         """A new connection. Raises `EngineUnavailable`."""
+        connection = EngineConnection(self)
         try:
             async with asyncio.timeout(self._connect_timeout):
-                _, connection = await self.loop.create_connection(
-                    lambda: EngineConnection(self), self.host, self.port
-                )
+                await self.loop.create_connection(lambda: connection, self.host, self.port)
         except TimeoutError:
+            connection.drop()
             self.is_up = False
             raise EngineUnavailable(f"no connection within {self._connect_timeout:g} s") from None
         except OSError as error:
             self.is_up = False
             raise EngineUnavailable(str(error)) from None
+        except asyncio.CancelledError:
+            # It may have been made in the very moment in which nobody wants it any more.
+            connection.drop()
+            raise
         self._open.add(connection)
         self.is_up = True
         return connection
