@@ -177,3 +177,12 @@ async def test_a_slow_reader_gets_everything(stack: Stack) -> None:
     assert answer.complete
     assert answer.body == whole.body
     await stack.assert_idle()
+
+
+async def test_connections_to_the_engine_are_used_again(stack: Stack) -> None:
+    """One after the other, counting calls included: a handful of connections, not one for each."""
+    before = (await asyncio.to_thread(stack.engine.stats))["connections"]  # itself one, as is the next
+    for turn in range(30):
+        answer = await stack.fetch(request(body=payload(turn % 2 == 0)))
+        assert (answer.status, answer.complete) == (200, True)
+    assert (await asyncio.to_thread(stack.engine.stats))["connections"] - before <= 3

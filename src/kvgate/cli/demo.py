@@ -164,7 +164,7 @@ def _table(results: Results) -> Table:
 def _comparison(results: Results) -> Table:
     table = Table()
     table.add_column("admitted by", no_wrap=True)
-    for heading in ("died", "finished", "refused", "tokens wasted", "longest stall", "wall time"):
+    for heading in ("died", "finished", "refused", "tokens wasted", "wall time"):
         table.add_column(heading, justify="right")
     for strategy in COMPARED:
         result = results[strategy.key]
@@ -174,7 +174,6 @@ def _comparison(results: Results) -> Table:
             f"{result.finished}",
             f"{result.refusals}",
             _bad(result.tokens_thrown_away),
-            f"{result.longest_stall:.2f} s",
             f"{result.seconds:.1f} s",
         )
     return table

@@ -115,6 +115,7 @@ def random_cuts(data: bytes, seed: int) -> list[bytes]:
 class Books:
     """What the engine has seen, for /script/stats."""
 
+    connections: int = 0
     requests: int = 0
     generations: int = 0
     counts: int = 0

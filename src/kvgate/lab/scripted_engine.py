@@ -65,6 +65,7 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
+        self.books.connections += 1
 
     def data_received(self, data: bytes) -> None:
         try:

@@ -60,6 +60,7 @@ class EngineConnection(asyncio.Protocol):
         self._raw = False
         self._pieces: list[bytes] = []
         self._complete = False
+        self._keep_alive = False
         self._extra = False
         self.got_bytes = False
         self.requests += 1
@@ -127,7 +128,7 @@ class EngineConnection(asyncio.Protocol):
         elif before is not None:
             receiver.data(b"")
         if self._complete and self._receiver is not None:
-            self._finish(reuse=self._parser.should_keep_alive())
+            self._finish(reuse=self._keep_alive)
 
     def eof_received(self) -> None:
         return None  # close the transport; connection_lost says what it means
@@ -191,6 +192,8 @@ class EngineConnection(asyncio.Protocol):
             self._phrase = b""
             return
         self._complete = True
+        # Asked here: llhttp forgets the framing right after, and would say no.
+        self._keep_alive = self._parser.should_keep_alive()
 
     # --- endings
 

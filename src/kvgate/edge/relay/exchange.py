@@ -14,7 +14,7 @@ no cancellation can come between a grant and its owner.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
 from kvgate.core.records import Ending, Granted, Key, Reason, Refused
@@ -98,7 +98,7 @@ class Exchange:
             self._counted(shape, known)
             return
         self.state = State.COUNTING
-        self._task = self._gateway.loop.create_task(self._guarded(self._count_at_engine(shape)))
+        self._task = self._gateway.loop.create_task(self._guarded(lambda: self._count_at_engine(shape)))
 
     async def _count_at_engine(self, shape: Shape) -> None:
         request = self._request
@@ -157,12 +157,12 @@ class Exchange:
 
     def _connect(self) -> None:
         self.state = State.CONNECTING
-        self._task = self._gateway.loop.create_task(self._guarded(self._connect_to_engine()))
+        self._task = self._gateway.loop.create_task(self._guarded(self._connect_to_engine))
 
-    async def _guarded(self, work: Coroutine[Any, Any, None]) -> None:
+    async def _guarded(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """A defect of ours must not leave a client hanging or a reservation held."""
         try:
-            await work
+            await work()
         except Exception:
             self._end(Ending.FAILED)
             self._client.break_off(is_visible=False)
