@@ -8,7 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvgate.core.forecast import RETRY_MAX, RETRY_MIN, SECONDS_PER_TOKEN_COLD, Forecast
+from kvgate.core.forecast import (
+    OVERDUE_SHARE,
+    PROMISE_GAP,
+    RETRY_MAX,
+    RETRY_MIN,
+    SECONDS_PER_TOKEN_COLD,
+    Forecast,
+)
 from kvgate.core.gate import Gate
 from kvgate.core.records import Ask, Ending, Granted, PoolFacts, Refused
 
@@ -27,13 +34,32 @@ def test_room_comes_when_enough_of_the_live_have_ended() -> None:
     assert [forecast.room_in(blocks, now=5.0) for blocks in (1, 2, 3, 4, 7)] == [5, 5, 15, 25, 25]
 
 
-def test_an_answer_that_is_overdue_may_end_at_any_moment() -> None:
-    assert forecast_of((0.0, 10, 4)).room_in(4, now=50.0) == 0.0
+def test_an_answer_that_is_overdue_is_expected_to_last_for_a_share_of_its_age() -> None:
+    assert forecast_of((0.0, 10, 4)).room_in(4, now=50.0) == 50.0 * OVERDUE_SHARE
 
 
-def test_nothing_live_means_no_wait_and_more_than_is_live_means_the_last_end() -> None:
+def test_an_overdue_answer_does_not_hide_one_that_ends_sooner() -> None:
+    assert forecast_of((0.0, 10, 4), (0.0, 51, 4)).room_in(4, now=50.0) == 1.0
+
+
+def test_the_first_completed_answer_replaces_the_guess() -> None:
+    forecast = Forecast()
+    forecast.started(1, 100, 1, now=0.0)
+    forecast.ended(1, 30.0, learn=True)
+    assert forecast.seconds_per_cap_token == pytest.approx(0.3)
+
+
+def test_a_client_that_was_refused_again_after_its_moment_counts_once() -> None:
+    forecast = forecast_of((0.0, 1000, 10))
+    first = [forecast.slot(5, 5, now=0.0, draw=0.0) for _ in range(40)]
+    later = forecast.slot(5, 5, now=999.5, draw=0.0)
+    assert max(first) == 45.0
+    assert later == RETRY_MIN
+
+
+def test_nothing_live_means_no_wait_and_more_than_is_live_means_later_rounds() -> None:
     assert forecast_of().room_in(3, now=1.0) == 0.0
-    assert forecast_of((0.0, 10, 4)).room_in(99, now=1.0) == 9.0
+    assert [forecast_of((0.0, 10, 4)).room_in(n, now=1.0) for n in (4, 5, 8, 9)] == [9.0, 18.0, 18.0, 27.0]
 
 
 def test_what_has_ended_is_no_longer_expected() -> None:
@@ -104,9 +130,15 @@ def test_a_herd_of_200_is_told_200_distinct_moments(cap: int, cost: int) -> None
 
 
 def test_the_slots_of_a_herd_follow_each_other_at_the_rate_at_which_room_comes() -> None:
-    forecast = forecast_of((0.0, 20, 10))  # 10 blocks in 20 s: 2 s a block
+    forecast = forecast_of((0.0, 10, 10))
+    waits = [forecast.slot(10, 10, 0.0, draw=0.0) for _ in range(5)]
+    assert waits == [10.0, 20.0, 30.0, 40.0, 50.0]
+
+
+def test_clients_for_whom_room_comes_at_once_still_come_one_after_the_other() -> None:
+    forecast = forecast_of((0.0, 20, 10))
     waits = [forecast.slot(2, 2, 0.0, draw=0.0) for _ in range(5)]
-    assert waits == [20.0, 24.0, 28.0, 32.0, 36.0]
+    assert waits == pytest.approx([20.0 + n * PROMISE_GAP for n in range(5)])
 
 
 def test_a_herd_at_the_edge_of_the_longest_wait_is_still_distinct() -> None:

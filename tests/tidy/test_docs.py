@@ -24,7 +24,7 @@ DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
 NOT_OURS = {".venv", ".git", ".cache", "__pycache__", "build", "dist"}
 # Flags of other programs, and those of `kvgate` that are not settings of `serve`.
 OTHER_FLAGS = {
-    *("--config", "--strategies", "--json", "--help", "--strict"),
+    *("--config", "--strategies", "--json", "--help", "--strict", "--quick"),
     *("--max-num-seqs", "--middleware", "--ctx-size", "--kv-unified"),
 }
 

@@ -66,6 +66,7 @@ class ClientConnection(asyncio.Protocol):
         self._is_deaf = False  # what still comes is thrown away
         self._is_closed = False
         self._is_starting = False
+        self._was_used = False
         self.since = 0.0  # loop time since when the client is idle, or its request arriving
 
     # --- what the exchange calls
@@ -77,6 +78,7 @@ class ClientConnection(asyncio.Protocol):
     def finished(self, *, keep_alive: bool) -> None:
         """The exchange has been answered whole."""
         self.exchange = None
+        self._was_used = True
         self.since = self.gateway.loop.time()
         if self._is_closed:
             return
@@ -113,7 +115,9 @@ class ClientConnection(asyncio.Protocol):
             self._close()
 
     def close_if_idle(self) -> None:
-        if self.exchange is None and not self._queue and not self._is_closed:
+        """Close a connection that was used and is not now. One that was never used may have a
+        request on its way, which is owed an answer."""
+        if self.exchange is None and self._was_used and self._arriving is None and not self._is_closed:
             self._close()
 
     # --- asyncio
