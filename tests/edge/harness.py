@@ -260,7 +260,7 @@ class Stack:
             "--total-blocks": str(total_blocks),
             "--block-size": "1",
             "--context": str(self.context),
-            "--engine-idle-timeout": "1",
+            "--engine-idle-timeout": "2",
             "--abort-grace": "0.2",
         }
         for name, value in zip(options[::2], options[1::2], strict=True):

@@ -143,29 +143,24 @@ async def test_the_busy_status_changes_only_the_busy_answer(status: int) -> None
 
 async def test_the_estimate_beats_any_constant(full: Stack) -> None:
     """FC-31: a stream of known length holds everything; how far off is the stated time?"""
-    errors: list[float] = []
-    constants: dict[float, list[float]] = {1.0: [], 60.0: []}
-    # 81 tokens at the pace that the gate expects before it has learned one: 20 ms each.
-    script = {"chunks": 81, "interval_ms": 20, "prompt_tokens": 10}
+    # The cap is 81; the first answer teaches how long such answers take here.
+    script = {"chunks": 80, "interval_ms": 50, "prompt_tokens": 10}
     async with held(full, script) as client:
-        asked = time.monotonic()
-        stated = []
-        for _ in range(3):
-            answer = await full.fetch(request())
-            check_busy(answer, 429, "kv_capacity")
-            stated.append((time.monotonic(), int(answer.header("retry-after-ms") or 0) / 1000))
+        assert (await client.response()).complete
+    await full.until(reserved_blocks=0)
+    async with held(full, script) as client:
+        answer = await full.fetch(request())
+        refused = time.monotonic()
+        check_busy(answer, 429, "kv_capacity")
+        told = int(answer.header("retry-after-ms") or 0) / 1000
         assert (await client.response()).complete
         await full.until(reserved_blocks=0)
-        ended = time.monotonic()
-    for at, told in stated:
-        actual = ended - at
-        errors.append(abs(told - actual))
-        for constant, missed in constants.items():
-            missed.append(abs(constant - actual))
-    assert ended - asked > 1.5
-    assert sum(errors) < sum(constants[60.0])
-    # Never told to come back before there was room.
-    assert all(told >= ended - at - 0.5 for at, told in stated)
+        actual = time.monotonic() - refused
+
+    assert actual > 3.0
+    assert abs(told - actual) < min(abs(1.0 - actual), abs(60.0 - actual))
+    # Not told to come back long before there was room.
+    assert told > 0.8 * actual
 
 
 async def test_200_clients_refused_together_do_not_come_back_together() -> None:

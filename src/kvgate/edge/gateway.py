@@ -201,10 +201,15 @@ class Gateway:
     async def _sweep(self) -> None:
         """Every second: end what is silent, close what is idle, look whether the engine is back."""
         period = min(SWEEP_SECONDS, self.settings.engine_idle_timeout / 4, self.settings.client_timeout / 4)
-        probed = self.loop.time()
+        swept = probed = self.loop.time()
         while True:
             await asyncio.sleep(period)
             now = self.loop.time()
+            was_held_up = now - swept > 2 * period
+            swept = now
+            if was_held_up:
+                # What seems to be silence may lie unread in a socket: read it first, then judge.
+                continue
             for client in list(self.clients):
                 client.sweep(now, self.settings.client_timeout)
             self.pool.sweep()
