@@ -8,11 +8,11 @@ from kvgate.core.records import Granted, Reason, Refused
 from kvgate.edge import clock
 from kvgate.edge.relay.heads import own_response
 from kvgate.edge.relay.pool import Fetched
+from kvgate.edge.relay.request import Request
 from kvgate.wire.refusal import PHRASE, render
 
 if TYPE_CHECKING:
     from kvgate.edge.gateway import Gateway
-    from kvgate.edge.relay.client import Request
 
 
 # Seconds; an engine that restarts takes longer, but its clients are spread by then.

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
 
 import httptools
 
 from kvgate.core.records import Reason, Refused
 from kvgate.edge.relay.exchange import Exchange
-from kvgate.edge.relay.heads import Headers, own_response
+from kvgate.edge.relay.heads import own_response
+from kvgate.edge.relay.request import Request
 from kvgate.wire.refusal import PHRASE, render
 
 if TYPE_CHECKING:
@@ -30,22 +30,6 @@ PIPELINED_MAX = 32
 WRITE_BUFFER_BYTES = 256 * 1024
 # How long a refused upload is read and thrown away, so that its client can read the refusal.
 LINGER_SECONDS = 5.0
-
-
-@dataclass(slots=True)
-class Request:
-    """One request, its body whole."""
-
-    method: bytes = b""
-    target: bytes = b""
-    headers: Headers = field(default_factory=list)
-    body: bytes = b""
-    is_http11: bool = True
-    keep_alive: bool = True
-    wants_continue: bool = False
-    head_bytes: int = 0
-    body_bytes: int = 0
-    pieces: list[bytes] = field(default_factory=list)
 
 
 class _Unacceptable(Exception):

@@ -73,6 +73,11 @@ class EngineConnection(asyncio.Protocol):
         self.is_closed = True
         self.transport.abort()
 
+    def abandon(self, receiver: Receiver) -> None:
+        """Drop the connection if it still works for `receiver`, and only then."""
+        if self._receiver is receiver:
+            self.abort()
+
     def drop(self) -> None:
         """Abort a connection that may not have been made yet."""
         if hasattr(self, "transport"):

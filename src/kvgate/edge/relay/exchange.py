@@ -25,6 +25,7 @@ from kvgate.edge.relay.engine import EngineConnection
 from kvgate.edge.relay.heads import Headers, request_head
 from kvgate.edge.relay.pool import EngineUnavailable
 from kvgate.edge.relay.reply import Reply
+from kvgate.edge.relay.request import Request
 from kvgate.edge.relay.state import State
 from kvgate.wire.body import BadBody
 from kvgate.wire.dialects.openai import Shape, enforce
@@ -32,7 +33,7 @@ from kvgate.wire.routes import FREE_METHODS, reader_for, unpriced_message
 
 if TYPE_CHECKING:
     from kvgate.edge.gateway import Gateway
-    from kvgate.edge.relay.client import ClientConnection, Request
+    from kvgate.edge.relay.client import ClientConnection
 
 # A reused connection that fails this soon, without a byte, was closed by the engine while idle.
 STALE_SECONDS = 1.0
@@ -238,7 +239,7 @@ class Exchange:
             self._line_key = None
         connection, self._connection = self._connection, None
         if connection is not None:
-            connection.abort()
+            connection.abandon(self)
             self._end(Ending.CANCELLED, after=self._gateway.abort_grace)
         else:
             self._end(Ending.CANCELLED)
@@ -262,7 +263,7 @@ class Exchange:
         if self._is_paused:
             self._client.shut()
         else:
-            connection.abort()
+            connection.abandon(self)
             self.failed(f"the engine sent nothing for {limit:g} s")
 
     # --- endings

@@ -106,7 +106,9 @@ class EnginePool:
                 if not was_idle or connection.got_bytes:
                     raise
             except asyncio.CancelledError:
-                connection.abort()
+                # The answer may have come in the same moment; then the connection is idle, or
+                # somebody else's, by now.
+                connection.abandon(collector)
                 raise
 
     def idle(self, connection: EngineConnection) -> None:
