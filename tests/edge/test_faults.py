@@ -8,9 +8,11 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import re
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import pytest
@@ -183,6 +185,31 @@ FAULTS: dict[str, Fault] = {
     "stream is a string": bad_body(json.dumps(payload("true")).encode()),
     "50 MB body": body_of_50_mb,
 }
+
+
+async def test_a_body_that_is_too_large_is_not_kept_while_its_client_lingers(stack: Stack) -> None:
+    def resident_mib() -> int:
+        status = Path(f"/proc/{stack.gateway.pid}/status").read_text()
+        return int(re.findall(r"VmRSS:\s+(\d+) kB", status)[0]) // 1024
+
+    before = resident_mib()
+    clients = []
+    for _ in range(6):
+        client = await Client.connect(stack.port)
+        client.send(f"POST {CHAT} HTTP/1.1\r\nHost: t\r\nTransfer-Encoding: chunked\r\n\r\n".encode())
+        for _ in range(40):
+            client.send(b"%x\r\n%s\r\n" % (MIB, b" " * MIB))
+            while client.transport.get_write_buffer_size() and client.responses.empty():  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+            if not client.responses.empty():
+                break
+        assert (await client.response()).code == "body_too_large"
+        clients.append(client)
+
+    # Six bodies up to the limit of 32 MiB were taken in; one of them may still be with the allocator.
+    assert resident_mib() - before < 100
+    for client in clients:
+        client.cut()
 
 
 @pytest.mark.parametrize("name", FAULTS)

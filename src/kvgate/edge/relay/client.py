@@ -128,6 +128,7 @@ class ClientConnection(asyncio.Protocol):
                 self._queue[-1].keep_alive = False
         except httptools.HttpParserError as error:
             self._is_deaf = True
+            self._arriving = None  # up to a whole body, not to be kept while the refusal is read
             if self._refusal is None:
                 detail = f"The request is not valid HTTP/1.1: {error}"
                 self._refusal = render(Refused(Reason.INVALID_REQUEST, detail=detail))
@@ -144,6 +145,7 @@ class ClientConnection(asyncio.Protocol):
         self._is_closed = True
         self.gateway.clients.discard(self)
         self._queue.clear()
+        self._arriving = None
         if self.exchange is not None:
             self.exchange.client_gone()
             self.exchange = None
