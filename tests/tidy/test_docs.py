@@ -21,7 +21,7 @@ from kvgate.wire.refusal import STATUS, render
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
 # Made by tools, or not text.
-NOT_OURS = {".venv", ".git", ".cache", "__pycache__", "build", "dist"}
+NOT_OURS = {".venv", ".venv-vllm", ".git", ".cache", "__pycache__", "build", "dist"}
 # Flags of other programs, and those of `kvgate` that are not settings of `serve`.
 OTHER_FLAGS = {
     *("--config", "--strategies", "--json", "--help", "--strict", "--quick"),

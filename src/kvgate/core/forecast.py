@@ -39,6 +39,7 @@ class Forecast:
     __slots__ = (
         "_dirty",
         "_ends",
+        "_held",
         "_latest",
         "_learned",
         "_live",
@@ -53,18 +54,21 @@ class Forecast:
         self._live: dict[Key, tuple[Seconds, int, int]] = {}
         self._ends: list[tuple[Seconds, int, Seconds]] = []  # (expected end, blocks, start), by end
         self._dirty = False
+        self._held = 0  # blocks of all that is live
         self._promises: list[tuple[Seconds, int]] = []  # a heap of (moment, blocks)
         self._promised_blocks = 0
         self._latest: Seconds = 0.0
 
     def started(self, key: Key, output_cap: int, blocks: int, now: Seconds) -> None:
         self._live[key] = (now, output_cap, blocks)
+        self._held += blocks
         self._dirty = True
 
     def settled(self, key: Key, blocks: int) -> None:
         """It holds fewer blocks now, so that fewer will come free at its end."""
-        started, output_cap, _ = self._live[key]
+        started, output_cap, held = self._live[key]
         self._live[key] = (started, output_cap, blocks)
+        self._held += blocks - held
         self._dirty = True
 
     def ended(self, key: Key, now: Seconds, *, learn: bool) -> None:
@@ -72,6 +76,7 @@ class Forecast:
         if live is None:
             return
         self._dirty = True
+        self._held -= live[2]
         if learn:
             started, output_cap, _ = live
             sample = max(0.0, now - started) / max(1, output_cap)
@@ -85,10 +90,9 @@ class Forecast:
         More than is live comes free in later rounds, each as long as the last expected end.
         """
         ends = self._expected_ends(now)
-        held_in_all = sum(held for _, held, _ in ends)
-        if blocks <= 0 or held_in_all <= 0:
+        if blocks <= 0 or self._held <= 0:
             return 0.0
-        rounds, rest = divmod(blocks - 1, held_in_all)
+        rounds, rest = divmod(blocks - 1, self._held)
         wait = rounds * max(0.0, ends[-1][0] - now)
         freed = 0
         for end, held, _ in ends:
@@ -138,5 +142,4 @@ class Forecast:
     def _seconds_per_block(self, now: Seconds) -> Seconds:
         """One over the drain rate: expected life of what is held, over the blocks held."""
         ends = self._expected_ends(now)
-        blocks = sum(held for _, held, _ in ends)
-        return max(0.0, ends[-1][0] - now) / blocks if blocks else 0.0
+        return max(0.0, ends[-1][0] - now) / self._held if self._held else 0.0
