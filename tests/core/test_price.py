@@ -257,4 +257,4 @@ def test_usable_is_the_exact_floor_of_the_fraction(total: int, percent: int) -> 
 )
 def test_a_pool_that_cannot_be_is_misuse(bad: dict[str, float]) -> None:
     with pytest.raises(Misuse):
-        PoolFacts(**{"total_blocks": 1, "block_size": 1, "context": 1, **bad})  # type: ignore[arg-type]
+        PoolFacts(**{"total_blocks": 1, "block_size": 1, "context": 1, **bad})  # type: ignore[arg-type]  # wrong on purpose

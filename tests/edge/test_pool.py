@@ -42,14 +42,14 @@ def test_a_fetch_cancelled_as_its_answer_comes_leaves_the_connection_to_its_next
 
         def idle(connection: EngineConnection) -> None:
             """In the very moment in which the answer is whole: cancelled, and the next one takes over."""
-            pool.idle = give_back  # type: ignore[method-assign]
+            pool.idle = give_back  # type: ignore[method-assign]  # a spy on the hand-over
             give_back(connection)
             first.cancel()
             taken = pool.take_idle()
             assert taken is connection
             taken.send(REQUEST, second, is_head=False)
 
-        pool.idle = idle  # type: ignore[method-assign]
+        pool.idle = idle  # type: ignore[method-assign]  # a spy on the hand-over
         first = asyncio.create_task(pool.fetch(REQUEST))
         with pytest.raises(asyncio.CancelledError):
             await first

@@ -40,6 +40,11 @@ class Engine:
     drop_headers: frozenset[bytes] = frozenset()
 
 
+def per_prompt(shape: Shape, call_for: Callable[[str], CountCall]) -> list[CountCall | int]:
+    """One call for each prompt that is text; token ids are their own count."""
+    return [call_for(prompt) if isinstance(prompt, str) else len(prompt) for prompt in shape.prompts]
+
+
 def read_number(name: str) -> Callable[[bytes], int]:
     """A reader of `{name: N}`."""
 

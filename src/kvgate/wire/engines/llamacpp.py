@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 
 from kvgate.wire.dialects.openai import Shape
-from kvgate.wire.engines import CountCall, Engine, NoCount, read_number
+from kvgate.wire.engines import CountCall, Engine, NoCount, per_prompt, read_number
 
 
 def _count_tokens(raw: bytes) -> int:
@@ -26,14 +26,12 @@ def count_calls(shape: Shape) -> list[CountCall | int]:
     if shape.is_chat:
         path = "/v1/chat/completions/input_tokens"
         return [CountCall(path, shape.body.text.encode("utf-8"), read_number("input_tokens"))]
-    calls: list[CountCall | int] = []
-    for prompt in shape.prompts:
-        if isinstance(prompt, str):
-            body = json.dumps({"content": prompt, "add_special": True, "parse_special": True}).encode()
-            calls.append(CountCall("/tokenize", body, _count_tokens))
-        else:
-            calls.append(len(prompt))
-    return calls
+    return per_prompt(shape, _call_for)
+
+
+def _call_for(prompt: str) -> CountCall:
+    body = json.dumps({"content": prompt, "add_special": True, "parse_special": True}).encode()
+    return CountCall("/tokenize", body, _count_tokens)
 
 
 LLAMACPP = Engine(

@@ -5,24 +5,17 @@ from __future__ import annotations
 import json
 
 from kvgate.wire.dialects.openai import Shape
-from kvgate.wire.engines import CountCall, Engine, read_number
+from kvgate.wire.engines import CountCall, Engine, per_prompt, read_number
 
 
 def count_calls(shape: Shape) -> list[CountCall | int]:
     read = read_number("count")
     if shape.is_chat:
         return [CountCall("/tokenize", shape.body.text.encode("utf-8"), read)]
-    calls: list[CountCall | int] = []
-    for prompt in shape.prompts:
-        if isinstance(prompt, str):
-            fields = {"prompt": prompt}
-            for name in ("model", "add_special_tokens"):
-                if name in shape.body.fields:
-                    fields[name] = shape.body.fields[name]
-            calls.append(CountCall("/tokenize", json.dumps(fields).encode(), read))
-        else:
-            calls.append(len(prompt))
-    return calls
+    sent_on = {n: shape.body.fields[n] for n in ("model", "add_special_tokens") if n in shape.body.fields}
+    return per_prompt(
+        shape, lambda prompt: CountCall("/tokenize", json.dumps({"prompt": prompt} | sent_on).encode(), read)
+    )
 
 
 VLLM = Engine(
