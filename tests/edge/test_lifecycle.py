@@ -6,14 +6,12 @@ import asyncio
 import json
 import random
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
 from harness import Client, Stack, payload, request
+from whole_pool import WHOLE, held
 
-WHOLE = {"max_tokens": 81}  # with a prompt of 10: the 90 usable tokens of the narrow pool
 LONG = {"chunks": 400, "interval_ms": 50, "prompt_tokens": 10}
 
 
@@ -31,19 +29,6 @@ def strict() -> Iterator[Stack]:
     started = Stack("--abort-grace", "1", total_blocks=100)
     yield started
     started.stop()
-
-
-@asynccontextmanager
-async def held(stack: Stack, **fields: Any) -> AsyncIterator[Client]:
-    """A client whose stream has begun."""
-    client = await Client.connect(stack.port)
-    client.send(request(body=payload(**(WHOLE | fields)), script=LONG))
-    await client.events(1)
-    assert client.current.status == 200
-    try:
-        yield client
-    finally:
-        client.cut()
 
 
 async def engine_is(stack: Stack, within: float = 1.0, **wanted: int) -> None:
@@ -73,7 +58,7 @@ async def test_200_streams_cut_after_3_chunks_release_all_they_held(narrow: Stac
 async def test_waiters_that_leave_are_forgotten_and_the_others_are_served_in_order(narrow: Stack) -> None:
     """FC-18."""
     await asyncio.to_thread(narrow.engine.stats, reset=True)
-    async with held(narrow) as holder:
+    async with held(narrow, LONG) as holder:
         waiters: list[Client] = []
         for number in range(50):
             client = await Client.connect(narrow.port)
@@ -98,7 +83,7 @@ async def test_waiters_that_leave_are_forgotten_and_the_others_are_served_in_ord
 async def test_a_waiter_that_leaves_as_it_is_granted_passes_the_room_on(narrow: Stack) -> None:
     """FC-18: the same instant, many times."""
     for turn in range(30):
-        async with held(narrow) as holder:
+        async with held(narrow, LONG) as holder:
             leaver = await Client.connect(narrow.port)
             leaver.send(request(body=payload(**WHOLE), script=LONG))
             await narrow.until(waiting=1)

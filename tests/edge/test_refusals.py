@@ -8,12 +8,11 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from typing import Any
 
 import pytest
 from harness import Client, Engine, Response, Stack, payload, request
+from whole_pool import held
 
-WHOLE = {"max_tokens": 81}  # with a prompt of 10: the 90 usable tokens of these pools
 HELD = {"chunks": 200, "interval_ms": 50, "prompt_tokens": 10}
 
 
@@ -23,19 +22,6 @@ def full() -> Iterator[Stack]:
     started = Stack("--abort-grace", "0.05", total_blocks=100)
     yield started
     started.stop()
-
-
-@asynccontextmanager
-async def held(stack: Stack, script: dict[str, Any] = HELD, **fields: Any) -> AsyncIterator[Client]:
-    """A client whose stream has begun."""
-    client = await Client.connect(stack.port)
-    client.send(request(body=payload(**(WHOLE | fields)), script=script))
-    await client.events(1)
-    assert client.current.status == 200
-    try:
-        yield client
-    finally:
-        client.cut()
 
 
 @asynccontextmanager
@@ -70,7 +56,7 @@ def check_never(answer: Response, status: int, code: str) -> None:
 @pytest.mark.parametrize("stream", [True, False])
 async def test_a_full_pool_is_429_with_a_moment_to_come_back(full: Stack, stream: bool) -> None:
     """FC-29, FC-30, FC-35: a real status, not an event in a stream."""
-    async with held(full):
+    async with held(full, HELD):
         answer = await full.fetch(request(body=payload(stream)))
         check_busy(answer, 429, "kv_capacity")
         assert answer.header("content-type") == "application/json"
@@ -79,7 +65,7 @@ async def test_a_full_pool_is_429_with_a_moment_to_come_back(full: Stack, stream
 
 async def test_a_full_line_and_a_wait_too_long_are_429() -> None:
     """FC-30, FC-35: a stream that waited in vain gets a real status too."""
-    async with stack_with("--max-wait", "0.5", "--line-limit", "1") as stack, held(stack):
+    async with stack_with("--max-wait", "0.5", "--line-limit", "1") as stack, held(stack, HELD):
         waiter = await Client.connect(stack.port)
         asked = time.monotonic()
         waiter.send(request())
@@ -132,7 +118,7 @@ async def test_each_state_has_its_own_status(full: Stack) -> None:
 async def test_the_busy_status_changes_only_the_busy_answer(status: int) -> None:
     """FC-33."""
     async with stack_with("--busy-status", str(status)) as stack:
-        async with held(stack):
+        async with held(stack, HELD):
             check_busy(await stack.fetch(request()), status, "kv_capacity")
         never = request(body=payload(n=2, max_tokens=81), script={"prompt_tokens": 10})
         check_never(await stack.fetch(never), 413, "kv_capacity_exceeded")
@@ -167,7 +153,7 @@ async def test_the_estimate_beats_any_constant() -> None:
 async def test_200_clients_refused_together_do_not_come_back_together() -> None:
     """FC-32: no tenth of a second is given to more than 5 % of them."""
     async with stack_with(total_blocks=1000) as stack:
-        async with held(stack, max_tokens=891):
+        async with held(stack, HELD, max_tokens=891):
             clients = [await Client.connect(stack.port) for _ in range(200)]
             for client in clients:
                 client.send(request(body=payload(max_tokens=80)))
