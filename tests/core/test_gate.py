@@ -91,7 +91,7 @@ def test_a_busy_refusal_teaches_what_was_reserved_and_what_would_fit() -> None:
 
 
 def test_behind_a_head_that_waits_for_a_sequence_no_cap_would_fit() -> None:
-    gate = Gate(pool(100, seqs=2))
+    gate = Gate(pool(100, seqs=2), passes_max=0)
     granted(gate, of(1))
     queued(gate, Ask((1,), 1, choices=2, max_wait=60))
     assert refused(gate, of(50)).output_cap_that_fits is None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from gates import granted, keys, of, pool, queued, refused
 
 from kvgate.core.gate import Gate
+from kvgate.core.line import PASSES_MAX
 from kvgate.core.records import Ending, Granted, Reason, Refused
 
 
@@ -17,13 +18,15 @@ def test_the_line_is_first_come_first_served() -> None:
     assert keys(gate.ended(waiting[1], Ending.COMPLETED, 3.0)) == waiting[3:]
 
 
-def test_a_small_one_does_not_overtake_a_large_one_that_waits() -> None:
+def test_small_ones_fill_the_gap_before_a_large_one_a_bounded_number_of_times() -> None:
     gate = Gate(pool())
     small = granted(gate, of(5))
     large = queued(gate, of(10, wait=60))
-    later = queued(gate, of(1, wait=60))
+    for _ in range(PASSES_MAX):
+        gate.ended(granted(gate, of(1)), Ending.COMPLETED, 0.0)
     answer = refused(gate, of(1))
     assert (answer.reason, answer.output_cap_that_fits) == (Reason.KV_CAPACITY, None)
+    later = queued(gate, of(1, wait=60))
     assert keys(gate.ended(small, Ending.COMPLETED, 1.0)) == [large]
     assert keys(gate.ended(large, Ending.COMPLETED, 2.0)) == [later]
 
@@ -31,12 +34,20 @@ def test_a_small_one_does_not_overtake_a_large_one_that_waits() -> None:
 def test_a_large_head_is_served_although_small_ones_keep_coming() -> None:
     gate = Gate(pool())
     running = [granted(gate, of(1)) for _ in range(10)]
-    large = queued(gate, of(10, wait=60))
-    for step, key in enumerate(running[:-1]):
-        assert gate.ended(key, Ending.COMPLETED, float(step)) == []
-        queued(gate, of(1, wait=60), float(step))
-    assert keys(gate.ended(running[-1], Ending.COMPLETED, 10.0)) == [large]
-    assert len(keys(gate.ended(large, Ending.COMPLETED, 11.0))) == 9
+    large = queued(gate, of(10, wait=600))
+    passed = 0
+    for step in range(1, 600):
+        answer = gate.ask(of(1, wait=600), float(step))
+        if isinstance(answer, Granted):
+            running.append(answer.key)
+        answers = keys(gate.ended(running.pop(0), Ending.COMPLETED, float(step)))
+        if large in answers:
+            break
+        passed += len(answers)
+        running += [key for key in answers if key is not None]
+    assert large in answers
+    assert passed == PASSES_MAX
+    assert step == 10 + PASSES_MAX
 
 
 def test_the_time_waited_is_told() -> None:
@@ -65,7 +76,7 @@ def test_who_waits_until_the_deadline_is_refused_then_and_not_before() -> None:
 
 
 def test_a_head_that_gives_up_lets_the_next_in() -> None:
-    gate = Gate(pool())
+    gate = Gate(pool(), passes_max=0)
     granted(gate, of(5))
     queued(gate, of(10, wait=5))
     small = queued(gate, of(2, wait=50))
@@ -75,7 +86,7 @@ def test_a_head_that_gives_up_lets_the_next_in() -> None:
 
 
 def test_a_cancel_in_the_line_passes_the_place_on() -> None:
-    gate = Gate(pool())
+    gate = Gate(pool(), passes_max=0)
     granted(gate, of(5))
     large = queued(gate, of(10, wait=60))
     small = queued(gate, of(5, wait=60))
@@ -111,7 +122,7 @@ def test_a_growth_lets_the_line_in() -> None:
 
 
 def test_who_waits_for_what_the_engine_no_longer_has_is_told_never() -> None:
-    gate = Gate(pool())
+    gate = Gate(pool(), passes_max=0)
     granted(gate, of(3))
     large = queued(gate, of(10, wait=60))
     small = queued(gate, of(1, wait=60))

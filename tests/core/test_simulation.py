@@ -13,9 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from kvgate.core.accounts import Waiter
 from kvgate.core.gate import Gate
 from kvgate.core.ledger import Ledger
-from kvgate.core.line import Line, Waiter
+from kvgate.core.line import Line
 from kvgate.core.records import Ask, Granted, Key, PoolFacts, Price, Refused, Seconds
 from kvgate.lab.auditor import Engine, Violation
 from kvgate.lab.simulation import main, run_episode
@@ -112,8 +113,9 @@ class LosesAWaiter(Line):
 
 
 class LetsTheLastGoFirst(Line):
-    def head(self) -> Waiter | None:
-        return list(self)[-1] if len(self) else None
+    def join(self, waiter: Waiter) -> None:
+        waiter.place = -waiter.place
+        super().join(waiter)
 
 
 class IsOvertaken(Line):
@@ -121,8 +123,14 @@ class IsOvertaken(Line):
         return False
 
 
+class IsPassedForEver(Line):
+    def join(self, waiter: Waiter) -> None:
+        waiter.passes = -1000
+        super().join(waiter)
+
+
 class ForgetsDeadlines(Line):
-    def expired(self, now: Seconds) -> list[Waiter]:
+    def take_expired(self, now: Seconds) -> list[Waiter]:
         return []
 
 
@@ -169,7 +177,7 @@ PLANTED: dict[str, Callable[[PoolFacts], Gate]] = {
     },
     **{
         bug.__name__: with_line(bug)
-        for bug in (LosesAWaiter, LetsTheLastGoFirst, IsOvertaken, ForgetsDeadlines)
+        for bug in (LosesAWaiter, LetsTheLastGoFirst, IsOvertaken, IsPassedForEver, ForgetsDeadlines)
     },
     "ForgetsToLetInAfterResize": ForgetsToLetInAfterResize,
     "Undercharges": lambda facts: Gate(facts, policy=undercharges),

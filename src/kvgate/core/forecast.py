@@ -1,8 +1,9 @@
-"""When may a refused client come back? A first, honest estimate.
+"""When will there be room, and when should each refused client come back?
 
-Each live reservation is expected to last `output cap x seconds per cap token`, where the factor is
-learned from answers that completed (a cancelled or failed one must not teach that answers are
-short). One that has lasted longer than expected is expected to go on for a share of its age.
+*Probably*: each live reservation is expected to end at a quantile of the lives of earlier answers
+like it (`lifetimes`: same tenant and size of cap, else same size of cap, else all), given the age it
+has reached. While too little is known, at `output cap x seconds per cap token`, a factor learned
+from the first answers. *Surely*: at the cap, at the slowest pace that was seen lately.
 
 Room for s blocks is expected when enough has ended for s and for all who were told to come back
 before: they stand in a line of promises, each until its moment has passed. So refused clients do
@@ -13,17 +14,29 @@ Whole-second headers and their limits belong to `wire`; this file deals in secon
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from heapq import heappop, heappush
+from typing import NamedTuple
 
+from kvgate.core.lifetimes import Lifetimes
 from kvgate.core.records import Key, Seconds
 
 # Before the first answer completes: 50 tokens/s a stream, a common speed of engines under load.
 SECONDS_PER_TOKEN_COLD = 0.02
 # Weight of the newest answer, once there are ten: about 20 answers make up the memory.
 LEARNING_RATE = 0.1
+# How fast the slowest pace seen is forgotten.
+SLOWEST_DECAY = 0.02
+# The share of answers that have ended by the moment called probable (research says 0.5 to 0.7).
+PROBABLE = 0.6
 # How much longer an overdue answer is expected to last, as a share of its age. It is probably near
 # its cap; expecting it at any moment would have its clients come back every second.
 OVERDUE_SHARE = 0.25
+OVERDUE_MIN: Seconds = 0.05
+# Completed answers before an estimate is more than a guess.
+COLD = 5
+# A change of the learned factor by this much moves every expected end.
+REFRESH_SHARE = 0.2
 # Clients must not be told to come back sooner or later than this (docs/refusals.md says why).
 RETRY_MIN: Seconds = 1.0
 RETRY_MAX: Seconds = 60.0
@@ -31,13 +44,24 @@ RETRY_MAX: Seconds = 60.0
 PROMISE_GAP: Seconds = 0.05
 # Promises remembered at once; those who hammer cannot grow the list without end.
 PROMISES_MAX = 4096
+# Curves kept at once: 64 tenants with a dozen sizes of cap each.
+CURVES_MAX = 768
+
+
+class _Live(NamedTuple):
+    start: Seconds
+    cap: int
+    blocks: int
+    tenant: str
+    end: Seconds  # as expected when it was last looked at
 
 
 class Forecast:
     """Expected ends of the live reservations, and the slots already promised."""
 
     __slots__ = (
-        "_dirty",
+        "_basis",
+        "_curves",
         "_ends",
         "_held",
         "_latest",
@@ -46,60 +70,120 @@ class Forecast:
         "_promised_blocks",
         "_promises",
         "seconds_per_cap_token",
+        "slowest_token",
     )
 
     def __init__(self) -> None:
         self.seconds_per_cap_token = SECONDS_PER_TOKEN_COLD
+        self.slowest_token = SECONDS_PER_TOKEN_COLD
+        self._basis = SECONDS_PER_TOKEN_COLD
         self._learned = 0
-        self._live: dict[Key, tuple[Seconds, int, int]] = {}
-        self._ends: list[tuple[Seconds, int, Seconds]] = []  # (expected end, blocks, start), by end
-        self._dirty = False
+        self._curves: dict[tuple[str, int], Lifetimes] = {}
+        self._live: dict[Key, _Live] = {}
+        self._ends: list[tuple[Seconds, Key]] = []  # in order
         self._held = 0  # blocks of all that is live
         self._promises: list[tuple[Seconds, int]] = []  # a heap of (moment, blocks)
         self._promised_blocks = 0
         self._latest: Seconds = 0.0
 
-    def started(self, key: Key, output_cap: int, blocks: int, now: Seconds) -> None:
-        self._live[key] = (now, output_cap, blocks)
+    # --- what happens
+
+    def started(self, key: Key, output_cap: int, blocks: int, now: Seconds, tenant: str = "") -> Seconds:
+        """A reservation of `blocks` was granted; its answer has at most `output_cap` tokens.
+
+        Returns how long it is expected to live.
+        """
+        life = self.expected_life(output_cap, tenant)
+        end = now + life
+        self._live[key] = _Live(now, output_cap, blocks, tenant, end)
+        insort(self._ends, (end, key))
         self._held += blocks
-        self._dirty = True
+        return life
 
     def settled(self, key: Key, blocks: int) -> None:
         """It holds fewer blocks now, so that fewer will come free at its end."""
-        started, output_cap, held = self._live[key]
-        self._live[key] = (started, output_cap, blocks)
-        self._held += blocks - held
-        self._dirty = True
+        live = self._live[key]
+        self._live[key] = live._replace(blocks=blocks)
+        self._held += blocks - live.blocks
 
-    def ended(self, key: Key, now: Seconds, *, learn: bool) -> None:
+    def ended(self, key: Key, now: Seconds, *, learn: bool, tokens: int | None = None) -> None:
+        """It has ended. `learn`: by itself, not cut off. `tokens`: how many it generated, if known."""
         live = self._live.pop(key, None)
         if live is None:
             return
-        self._dirty = True
-        self._held -= live[2]
-        if learn:
-            started, output_cap, _ = live
-            sample = max(0.0, now - started) / max(1, output_cap)
-            self._learned += 1
-            rate = max(LEARNING_RATE, 1 / self._learned)
-            self.seconds_per_cap_token += rate * (sample - self.seconds_per_cap_token)
+        del self._ends[bisect_left(self._ends, (live.end, key))]
+        self._held -= live.blocks
+        age = max(0.0, now - live.start)
+        for at in _curve_names(live.tenant, live.cap):
+            curve = self._curves.get(at)
+            if curve is None:
+                if len(self._curves) >= CURVES_MAX:
+                    continue
+                curve = self._curves[at] = Lifetimes(PROBABLE)
+            curve.observe(age, completed=learn)
+        if not learn:
+            return
+        sample = age / max(1, live.cap)
+        self._learned += 1
+        rate = max(LEARNING_RATE, 1 / self._learned)
+        self.seconds_per_cap_token += rate * (sample - self.seconds_per_cap_token)
+        pace = age / tokens if tokens else sample
+        if self._learned == 1:
+            self.slowest_token = pace
+        self.slowest_token = max(pace, self.slowest_token + SLOWEST_DECAY * (pace - self.slowest_token))
+        if abs(self.seconds_per_cap_token - self._basis) > REFRESH_SHARE * self._basis:
+            self._expect_anew()
+
+    # --- what is expected
+
+    @property
+    def is_cold(self) -> bool:
+        """True until a few answers have completed: estimates are guesses."""
+        return self._learned < COLD
+
+    def expected_life(self, output_cap: int, tenant: str = "", age: Seconds = 0.0) -> Seconds:
+        """The age by which such an answer has probably ended, if it has reached `age` already."""
+        for at in _curve_names(tenant, output_cap):
+            curve = self._curves.get(at)
+            if curve is not None and (life := curve.end_given(age)) is not None:
+                # An edge of a bin may lie a little before the age itself.
+                return max(life, age)
+        life = output_cap * self.seconds_per_cap_token
+        return life if life > age else age * (1 + OVERDUE_SHARE)
 
     def room_in(self, blocks: int, now: Seconds) -> Seconds:
-        """Seconds until `blocks` more are expected to have come free; O(live).
+        """Seconds until `blocks` more have probably come free; O(those that end before).
 
         More than is live comes free in later rounds, each as long as the last expected end.
         """
-        ends = self._expected_ends(now)
         if blocks <= 0 or self._held <= 0:
             return 0.0
+        self._move_overdue(now)
         rounds, rest = divmod(blocks - 1, self._held)
-        wait = rounds * max(0.0, ends[-1][0] - now)
+        wait = rounds * max(0.0, self._ends[-1][0] - now)
         freed = 0
-        for end, held, _ in ends:
-            freed += held
+        for end, key in self._ends:
+            freed += self._live[key].blocks
             if freed > rest:
                 return wait + max(0.0, end - now)
         raise AssertionError("the rest is smaller than what is held")
+
+    def room_surely_in(self, blocks: int, now: Seconds) -> Seconds:
+        """Seconds until `blocks` more are free even if every answer goes on to its cap; O(live log live).
+
+        True as long as no stream is slower than the slowest pace seen lately. Infinite where more
+        is asked than is live.
+        """
+        if blocks <= 0:
+            return 0.0
+        freed = 0
+        for end, held in sorted(
+            (a.start + a.cap * self.slowest_token, a.blocks) for a in self._live.values()
+        ):
+            freed += held
+            if freed >= blocks:
+                return max(0.0, end - now)
+        return float("inf")
 
     def slot(self, blocks: int, short: int, now: Seconds, draw: float) -> Seconds:
         """Seconds after which a refused client that needs `blocks` should come back.
@@ -124,22 +208,32 @@ class Forecast:
         earliest = RETRY_MAX * 0.75 if own >= RETRY_MAX else max(RETRY_MAX * 0.75, own)
         return earliest + (RETRY_MAX - earliest) * draw
 
-    def _expected_ends(self, now: Seconds) -> list[tuple[Seconds, int, Seconds]]:
-        """The live reservations by expected end; those that are overdue are moved on."""
-        if self._dirty:
-            factor = self.seconds_per_cap_token
-            self._ends = sorted(
-                (start + cap * factor, held, start) for start, cap, held in self._live.values()
-            )
-            self._dirty = False
-        if not self._ends or self._ends[0][0] > now:
-            return self._ends
-        return sorted(
-            (end if end > now else now + OVERDUE_SHARE * (now - start), held, start)
-            for end, held, start in self._ends
-        )
+    def _move_overdue(self, now: Seconds) -> None:
+        """Those that should have ended are expected anew, given the age they have reached."""
+        ends = self._ends
+        while ends and ends[0][0] <= now:
+            key = ends.pop(0)[1]
+            live = self._live[key]
+            age = now - live.start
+            end = live.start + self.expected_life(live.cap, live.tenant, age)
+            # Never "right now": the moment of an overdue answer is not known that well.
+            end = max(end, now + OVERDUE_SHARE * age, now + OVERDUE_MIN)
+            self._live[key] = live._replace(end=end)
+            insort(ends, (end, key))
+
+    def _expect_anew(self) -> None:
+        self._basis = self.seconds_per_cap_token
+        for key, live in self._live.items():
+            end = live.start + self.expected_life(live.cap, live.tenant)
+            self._live[key] = live._replace(end=end)
+        self._ends = sorted((live.end, key) for key, live in self._live.items())
 
     def _seconds_per_block(self, now: Seconds) -> Seconds:
         """One over the drain rate: expected life of what is held, over the blocks held."""
-        ends = self._expected_ends(now)
-        return max(0.0, ends[-1][0] - now) / self._held if self._held else 0.0
+        return max(0.0, self._ends[-1][0] - now) / self._held if self._held else 0.0
+
+
+def _curve_names(tenant: str, cap: int) -> tuple[tuple[str, int], ...]:
+    """The curves that an answer belongs to, the most alike first."""
+    size = cap.bit_length()
+    return ((tenant, size), ("", size), ("", 0)) if tenant else (("", size), ("", 0))

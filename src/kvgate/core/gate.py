@@ -12,19 +12,24 @@ again changes nothing and is counted; nobody is granted who has left the line.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 
+from kvgate.core.accounts import Account, Waiter
+from kvgate.core.figures import figures
 from kvgate.core.forecast import Forecast
 from kvgate.core.ledger import Ledger, NotHeld
-from kvgate.core.line import Line, Waiter
+from kvgate.core.line import PASSES_MAX, Line
+from kvgate.core.places import Place, Places
 from kvgate.core.policy import Policy, worst_case
-from kvgate.core.price import output_cap_that_fits, price, worst_case_blocks
+from kvgate.core.price import price
 from kvgate.core.records import (
     Ask,
     Ending,
     Granted,
     Key,
     PoolFacts,
+    Price,
     Queued,
     Reason,
     Refused,
@@ -39,15 +44,24 @@ class Gate:
     """Admission to one pool."""
 
     def __init__(
-        self, facts: PoolFacts, *, policy: Policy = worst_case, line_limit: int = LINE_LIMIT
+        self,
+        facts: PoolFacts,
+        *,
+        policy: Policy = worst_case,
+        line_limit: int = LINE_LIMIT,
+        line_blocks: int | None = None,
+        floors: Mapping[int, float] | None = None,
+        passes_max: int = PASSES_MAX,
     ) -> None:
         self.ledger = Ledger(facts)
-        self.line = Line(line_limit)
+        self.line = Line(line_limit, blocks_limit=line_blocks, floors=floors, passes_max=passes_max)
+        self.places = Places(passes_max)
         self.forecast = Forecast()
         self.policy = policy
         self.admissions = 0
         self.refusals: Counter[Reason] = Counter()
         self.releases: Counter[Ending] = Counter()
+        self._costs: dict[Key, tuple[Account, float, Seconds]] = {}  # account, cost charged, since
 
     @property
     def facts(self) -> PoolFacts:
@@ -57,47 +71,67 @@ class Gate:
         """`Granted`: the caller owns the reservation. `Queued`: it owns a place in the line, and
         must call `ended` if it leaves. `Refused`: there is nothing to end."""
         facts = self.ledger.facts
+        self.line.shares.know(ask.tenant)
         priced = price(ask, facts)
         if isinstance(priced, Reason):
             return self._refuse(priced, ask, now)
         blocks, seqs = self.policy(ask, priced, facts)
-        # Nobody overtakes the line, even if there is room for a small one.
-        if not self.line and self.ledger.fits(blocks, seqs):
-            key = self.ledger.new_key()
-            return self._grant(Waiter(key, ask, priced, now, now), now)
+        ceiling = ask.tenant.ceiling
+        if ceiling is not None and blocks > ceiling:
+            return self._refuse(Reason.KV_CAPACITY_EXCEEDED, ask, now)
+        kept = self.places.back(ask.identity, now) if ask.identity else None
+        since = kept.since if kept is not None else now
+        if self._goes_now(ask, blocks, seqs, since, now):
+            passed = self._passed_by(ask)
+            if passed is not None:
+                passed.passes += 1
+            return self._grant(self.ledger.new_key(), ask, priced, since, now, now)
         if ask.max_wait <= 0:
-            return self._refuse(Reason.KV_CAPACITY, ask, now)
-        if self.line.is_full:
-            return self._refuse(Reason.QUEUE_FULL, ask, now)
-        key = self.ledger.new_key()
-        self.line.join(Waiter(key, ask, priced, now, now + ask.max_wait))
-        return Queued(key, now + ask.max_wait)
+            return self._refuse(self._why_not(ask, blocks), ask, now, place=kept)
+        if not self.line.has_room_for(ask, blocks):
+            return self._refuse(Reason.QUEUE_FULL, ask, now, place=kept)
+        if not self.forecast.is_cold and self._wait_for(ask, blocks, now) > ask.max_wait:
+            # It would only be refused later, and come back later.
+            return self._refuse(self._why_not(ask, blocks), ask, now, place=kept)
+        waiter = Waiter(self.ledger.new_key(), ask, priced, blocks, seqs, now, now + ask.max_wait, since)
+        if kept is not None:
+            waiter.passes = kept.passes
+        self.line.join(waiter)
+        return Queued(waiter.key, waiter.deadline)
 
-    def ended(self, key: Key, ending: Ending, now: Seconds) -> list[Granted | Refused]:
-        """A granted request ended, or a waiting one left. Returns the answers that this allows."""
+    def ended(
+        self, key: Key, ending: Ending, now: Seconds, *, tokens: int | None = None
+    ) -> list[Granted | Refused]:
+        """A granted request ended, or a waiting one left. Returns the answers that this allows.
+
+        `tokens`: how many were generated for each sequence, where that is known.
+        """
         if self.line.leave(key) is not None:
             return self._advance(now)
         try:
-            self.ledger.release(key)
+            blocks = self.ledger.release(key)
         except NotHeld:
             return []
-        self.forecast.ended(key, now, learn=ending is Ending.COMPLETED)
+        account, cost, since = self._costs.pop(key)
+        self.line.shares.let_go(account, blocks, blocks * (now - since) - cost)
+        self.forecast.ended(key, now, learn=ending is Ending.COMPLETED, tokens=tokens)
         self.releases[ending] += 1
         return self._advance(now)
 
     def settle(self, key: Key, blocks: int, now: Seconds) -> list[Granted | Refused]:
         """Correct a reservation downwards, after an exact count of its prompt."""
-        if not self.ledger.settle(key, blocks):
+        freed = self.ledger.settle(key, blocks)
+        if not freed:
             return []
+        self.line.shares.let_go(self._costs[key][0], freed, 0.0)
         self.forecast.settled(key, blocks)
         return self._advance(now)
 
     def tick(self, now: Seconds) -> list[Granted | Refused]:
         """Time has passed: let in who fits, refuse who has waited until the deadline."""
         answers = self._advance(now)
-        for waiter in self.line.expired(now):
-            self.line.leave(waiter.key)
-            answers.append(self._refuse(Reason.QUEUE_TIMEOUT, waiter.ask, now, key=waiter.key))
+        for waiter in self.line.take_expired(now):
+            answers.append(self._turn_away(waiter, Reason.QUEUE_TIMEOUT, now))
         # The head may have been what the others waited behind.
         return answers + self._advance(now)
 
@@ -108,7 +142,17 @@ class Gate:
     def resize(self, facts: PoolFacts, now: Seconds) -> list[Granted | Refused]:
         """The engine has other sizes now. Held reservations stay; nothing is granted beyond them."""
         self.ledger.resize(facts)
-        return self._advance(now)
+        answers: list[Granted | Refused] = []
+        # Those who wait are priced again; some may never fit now.
+        for waiter in list(self.line):
+            self.line.leave(waiter.key)
+            priced = price(waiter.ask, facts)
+            if isinstance(priced, Reason):
+                answers.append(self._turn_away(waiter, priced, now))
+                continue
+            blocks, seqs = self.policy(waiter.ask, priced, facts)
+            self.line.join(replace(waiter, price=priced, blocks=blocks, seqs=seqs))
+        return answers + self._advance(now)
 
     def refused(self, reason: Reason) -> None:
         """Count a refusal that was decided outside (bad body, unknown path, draining)."""
@@ -119,71 +163,123 @@ class Gate:
         facts = self.ledger.facts
         priced = price(ask, facts)
         if isinstance(priced, Reason):
-            return self._describe(priced, ask, now)
+            return self._describe(priced, ask)
         blocks, seqs = self.policy(ask, priced, facts)
-        if not self.line and self.ledger.fits(blocks, seqs):
+        if self._goes_now(ask, blocks, seqs, now, now):
             return Granted(0, priced.blocks, priced.sequences, priced.output_cap)
-        return self._describe(Reason.KV_CAPACITY, ask, now)
+        return self._describe(self._why_not(ask, blocks), ask)
 
-    def _grant(self, waiter: Waiter, now: Seconds) -> Granted:
-        priced = waiter.price
-        blocks, seqs = self.policy(waiter.ask, priced, self.ledger.facts)
-        if self.ledger.reserve(blocks, seqs, waiter.key) is None:
+    def _goes_now(self, ask: Ask, blocks: int, seqs: int, since: Seconds, now: Seconds) -> bool:
+        """Whether a newcomer gets in at once: there is room, and the line lets it by."""
+        if self.line:
+            passed = self._passed_by(ask)
+            if passed is not None and (
+                passed.passes >= self.line.passes_max or not self.line.shares.is_near(ask.tenant)
+            ):
+                return False
+        return self._may_go(ask, blocks, seqs, since, now)
+
+    def _passed_by(self, ask: Ask) -> Waiter | None:
+        """The head of the line that a newcomer would pass; None where it has the right of way."""
+        if not self.line:
+            return None
+        usable = self.ledger.facts.usable_blocks
+        head = self.line.shares.head(usable)
+        return None if head is None or self.line.shares.outranks(ask.tenant, head, usable) else head
+
+    def _may_go(self, ask: Ask, blocks: int, seqs: int, since: Seconds, now: Seconds) -> bool:
+        """True if there is room now, for the tenant too, and beside one that is kept a place."""
+        if not self.ledger.fits(blocks, seqs):
+            return False
+        if ask.tenant.ceiling is not None and not self.line.shares.account(ask.tenant).may_take(blocks):
+            return False
+        favoured = self.places.favoured(now)
+        return (
+            favoured is None
+            or since <= favoured.since
+            or favoured.passes < self.places.passes_max
+            or self.ledger.fits(blocks + favoured.blocks, seqs + favoured.seqs)
+        )
+
+    def _why_not(self, ask: Ask, blocks: int) -> Reason:
+        if ask.tenant.ceiling is not None and not self.line.shares.account(ask.tenant).may_take(blocks):
+            return Reason.TENANT_LIMIT
+        return Reason.KV_CAPACITY
+
+    def _wait_for(self, ask: Ask, blocks: int, now: Seconds) -> Seconds:
+        """When a newcomer would probably get in from the line."""
+        before = self.line.shares.blocks_before(ask.tenant)
+        return self.forecast.room_in(int(before) + blocks - self.ledger.free_blocks, now)
+
+    def _grant(
+        self, key: Key, ask: Ask, priced: Price, since: Seconds, joined: Seconds, now: Seconds
+    ) -> Granted:
+        blocks, seqs = self.policy(ask, priced, self.ledger.facts)
+        favoured = self.places.favoured(now)
+        if favoured is not None and since > favoured.since:
+            favoured.passes += not self.ledger.fits(blocks + favoured.blocks, seqs + favoured.seqs)
+        if self.ledger.reserve(blocks, seqs, key) is None:
             raise AssertionError("the caller looked, and nothing can have come between")
-        self.forecast.started(waiter.key, priced.output_cap, blocks, now)
+        tenant = ask.tenant
+        cost = blocks * self.forecast.started(key, priced.output_cap, blocks, now, tenant.name)
+        self._costs[key] = (self.line.shares.hold(tenant, blocks, cost), cost, now)
         self.admissions += 1
-        return Granted(waiter.key, blocks, priced.sequences, priced.output_cap, now - waiter.since)
+        return Granted(key, blocks, priced.sequences, priced.output_cap, now - joined)
 
     def _advance(self, now: Seconds) -> list[Granted | Refused]:
-        """Serve the line from its head for as long as the head fits."""
+        """Serve the line from its head for as long as the head, or one behind it, fits."""
         answers: list[Granted | Refused] = []
-        while (waiter := self.line.head()) is not None:
-            facts = self.ledger.facts
-            # Priced again: the engine may have shrunk or grown since this one joined.
-            priced = price(waiter.ask, facts)
-            if isinstance(priced, Reason):
-                self.line.leave(waiter.key)
-                answers.append(self._refuse(priced, waiter.ask, now, key=waiter.key))
-                continue
-            if not self.ledger.fits(*self.policy(waiter.ask, priced, facts)):
-                break
-            self.line.leave(waiter.key)
-            current = Waiter(waiter.key, waiter.ask, priced, waiter.since, waiter.deadline)
-            answers.append(self._grant(current, now))
+        line, usable = self.line, self.ledger.facts.usable_blocks
+        while line and (head := line.shares.head(usable)) is not None:
+            chosen: Waiter | None = head
+            if not self._may_go(head.ask, head.blocks, head.seqs, head.place, now):
+                chosen = self._one_that_fits(head, usable, now) if head.passes < line.passes_max else None
+                if chosen is None:
+                    break
+                head.passes += 1
+            assert chosen is not None
+            line.leave(chosen.key)
+            answers.append(
+                self._grant(chosen.key, chosen.ask, chosen.price, chosen.place, chosen.joined, now)
+            )
         return answers
 
-    def _refuse(self, reason: Reason, ask: Ask, now: Seconds, key: Key | None = None) -> Refused:
+    def _one_that_fits(self, head: Waiter, usable: int, now: Seconds) -> Waiter | None:
+        if not self.ledger.fits(1, 0):
+            return None
+        for waiter in self.line.shares.behind(head, usable):
+            if self._may_go(waiter.ask, waiter.blocks, waiter.seqs, waiter.place, now):
+                return waiter
+        return None
+
+    def _turn_away(self, waiter: Waiter, reason: Reason, now: Seconds) -> Refused:
+        """Refuse one that has waited; if it comes back, it stands where it stood."""
+        place = Place(waiter.place, 0, 0, 0.0, waiter.ask.tries, waiter.passes)
+        return self._refuse(reason, waiter.ask, now, key=waiter.key, place=place)
+
+    def _refuse(
+        self, reason: Reason, ask: Ask, now: Seconds, key: Key | None = None, place: Place | None = None
+    ) -> Refused:
         self.refusals[reason] += 1
-        refused = self._describe(reason, ask, now, key)
+        refused = self._describe(reason, ask, key)
         if not reason.is_busy:
             return refused
         needed = -(-refused.needed_tokens // self.ledger.facts.block_size)
         short = max(1, needed - self.ledger.free_blocks)
         wait = self.forecast.slot(needed, short, now, ask.draw)
+        if ask.identity:
+            since, tries, passes = (place.since, place.tries + 1, place.passes) if place else (now, 0, 0)
+            seqs = ask.choices * len(ask.prompts)
+            tries = max(tries, ask.tries)
+            self.places.keep(ask.identity, Place(since, needed, seqs, now + wait, tries, passes))
         return replace(refused, retry_after=wait)
 
-    def _describe(self, reason: Reason, ask: Ask, now: Seconds, key: Key | None = None) -> Refused:
-        facts = self.ledger.facts
-        blocks, cap = worst_case_blocks(ask, facts)
-        # What has to be left for those who wait is not free for a newcomer.
+    def _describe(self, reason: Reason, ask: Ask, key: Key | None = None) -> Refused:
+        # What has to be left for those who wait is not free for a newcomer, and behind a head that
+        # waits for sequences blocks may be free and still nobody gets in.
+        ceiling, room = ask.tenant.ceiling, None
+        if ceiling is not None:
+            room = max(0, ceiling - self.line.shares.account(ask.tenant).held)
         free = max(0, self.ledger.free_blocks - self.line.blocks)
-        usable_seqs = facts.max_seqs
-        if reason is Reason.KV_CAPACITY_EXCEEDED:
-            fits = output_cap_that_fits(ask, facts, facts.usable_blocks, usable_seqs)
-        elif reason is Reason.CONTEXT_LENGTH_EXCEEDED or self.line:
-            # Behind a head that waits for sequences, blocks may be free and still nobody gets in.
-            fits = None
-        else:
-            fits = output_cap_that_fits(ask, facts, free, self.ledger.free_seqs)
-        return Refused(
-            reason,
-            key,
-            prompt_tokens=sum(ask.prompts),
-            needed_tokens=blocks * facts.block_size,
-            free_tokens=free * facts.block_size,
-            usable_tokens=facts.usable_blocks * facts.block_size,
-            context=facts.context,
-            output_cap=cap,
-            output_cap_was_set=ask.output_cap is not None,
-            output_cap_that_fits=fits,
-        )
+        free_seqs = 0 if self.line else self.ledger.free_seqs
+        return figures(reason, ask, self.ledger.facts, free, free_seqs, room, key)

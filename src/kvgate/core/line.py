@@ -1,37 +1,45 @@
-"""Who waits for room: first come, first served, bounded in number and in time.
+"""Who waits for room, bounded in number, in blocks and in time.
 
-The head of the line is never overtaken, so a large request cannot starve behind small ones.
-Joining, leaving and looking are O(log waiting) at most; `expired` is O(waiting) when somebody is.
+The order is `shares`'s. The head of the line gets every block that comes free, except that later ones
+which fit in the gap may pass it `passes_max` times. After that nobody passes it: it is let in as soon
+as enough of what is live has ended. So a large request waits, once it is the head of its class, at
+most for `passes_max` others of its class and for all that was live then.
+
+Joining, leaving and looking cost O(log waiting), and a few steps more to fill a gap.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from heapq import heappop, heappush
 
-from kvgate.core.records import Ask, Key, Price, Seconds
+from kvgate.core.accounts import Waiter
+from kvgate.core.records import Ask, Key, Seconds
+from kvgate.core.shares import Shares
 
-
-@dataclass(frozen=True, slots=True)
-class Waiter:
-    """A priced request in the line, since when, and until when it will wait."""
-
-    key: Key
-    ask: Ask
-    price: Price
-    since: Seconds
-    deadline: Seconds
+# How often a head may be passed: a few small ones cost a large one little time, and keep the engine
+# busy while room for it gathers.
+PASSES_MAX = 8
 
 
 class Line:
-    """Waiters in order of arrival. A dict keeps the order and lets anyone leave in O(1)."""
+    """Those who wait, and whose turn it is."""
 
-    __slots__ = ("_deadlines", "_waiters", "blocks", "limit")
+    __slots__ = ("_deadlines", "_waiters", "blocks", "blocks_limit", "limit", "passes_max", "shares")
 
-    def __init__(self, limit: int) -> None:
+    def __init__(
+        self,
+        limit: int,
+        *,
+        blocks_limit: int | None = None,
+        floors: Mapping[int, float] | None = None,
+        passes_max: int = PASSES_MAX,
+    ) -> None:
         self.limit = limit
+        self.blocks_limit = blocks_limit
+        self.passes_max = passes_max
         self.blocks = 0
+        self.shares = Shares(floors)
         self._waiters: dict[Key, Waiter] = {}
         # A heap; those who have left stay in it until they come to the top.
         self._deadlines: list[tuple[Seconds, Key]] = []
@@ -42,31 +50,43 @@ class Line:
     def __iter__(self) -> Iterator[Waiter]:
         return iter(self._waiters.values())
 
-    @property
-    def is_full(self) -> bool:
-        return len(self._waiters) >= self.limit
+    def has_room_for(self, ask: Ask, blocks: int) -> bool:
+        """Whether one more may wait.
+
+        A tenant may fill the line only as far as nobody else waits: each has a place for its share
+        of the limit by weight, so that a flood of one does not shut the others out.
+        """
+        number, held = len(self._waiters), self.blocks
+        if number < self.limit and (self.blocks_limit is None or held + blocks <= self.blocks_limit):
+            return True
+        share = self.shares.share_of_line(ask.tenant)
+        account = self.shares.account(ask.tenant)
+        return len(account.waiting) < int(self.limit * share) and (
+            self.blocks_limit is None or account.blocks + blocks <= self.blocks_limit * share
+        )
 
     def join(self, waiter: Waiter) -> None:
         self._waiters[waiter.key] = waiter
-        self.blocks += waiter.price.blocks
+        self.blocks += waiter.blocks
+        self.shares.join(waiter)
         heappush(self._deadlines, (waiter.deadline, waiter.key))
 
     def leave(self, key: Key) -> Waiter | None:
         """Take a waiter out, wherever it stands; None if it is not in the line."""
         waiter = self._waiters.pop(key, None)
         if waiter is not None:
-            self.blocks -= waiter.price.blocks
+            self.blocks -= waiter.blocks
+            self.shares.leave(waiter)
         return waiter
 
-    def head(self) -> Waiter | None:
-        return next(iter(self._waiters.values()), None)
-
-    def expired(self, now: Seconds) -> list[Waiter]:
-        """Those whose deadline has come, in order of arrival. They are still in the line."""
-        earliest = self.next_deadline()
-        if earliest is None or earliest > now:
-            return []
-        return [w for w in self._waiters.values() if w.deadline <= now]
+    def take_expired(self, now: Seconds) -> list[Waiter]:
+        """Take out those whose deadline has come, by deadline."""
+        found = []
+        while (earliest := self.next_deadline()) is not None and earliest <= now:
+            waiter = self.leave(heappop(self._deadlines)[1])
+            assert waiter is not None
+            found.append(waiter)
+        return found
 
     def next_deadline(self) -> Seconds | None:
         heap = self._deadlines

@@ -1,7 +1,8 @@
 """What a request may reach at worst, in the engine's own blocks.
 
-Promise: the price is never below the blocks that an engine with one full-attention group can come
-to hold for the request, provided that the returned output cap is enforced on the engine.
+Promise: the price is never below the blocks that the engine can come to hold for the request,
+provided that the returned output cap is enforced on the engine. A pool without a `geometry` is taken
+to have one full-attention group.
 """
 
 from __future__ import annotations
@@ -47,8 +48,13 @@ def blocks_for(prompt_tokens: int, output_cap: int, facts: PoolFacts) -> int:
     """Blocks that one sequence holds at its longest.
 
     `ceil((P + M - 1 + lookahead) / block_size)`: the last token is sampled but never stored, and
-    nothing is stored beyond the context.
+    nothing is stored beyond the context. A pool of several groups is priced by its layout.
     """
+    layout = facts.geometry
+    if layout is not None:
+        # The pool may hold more lookahead than the layout knows of, never less.
+        ahead = max(0, facts.lookahead - layout.lookahead)
+        return layout.price(prompt_tokens, output_cap + ahead, facts.context)
     stored = min(prompt_tokens + output_cap - 1 + facts.lookahead, facts.context)
     return -(-max(stored, 1) // facts.block_size)
 

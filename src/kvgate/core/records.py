@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import enum
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
+
+from kvgate.core.geometry.layout import KVLayout
 
 Seconds: TypeAlias = float
 """Seconds on the caller's monotonic clock. The core never reads one."""
@@ -28,6 +30,7 @@ class Reason(enum.StrEnum):
     KV_CAPACITY = "kv_capacity"
     QUEUE_FULL = "queue_full"
     QUEUE_TIMEOUT = "queue_timeout"
+    TENANT_LIMIT = "tenant_limit"
     CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
     KV_CAPACITY_EXCEEDED = "kv_capacity_exceeded"
     INVALID_REQUEST = "invalid_request"
@@ -47,6 +50,7 @@ _BUSY = frozenset(
         Reason.KV_CAPACITY,
         Reason.QUEUE_FULL,
         Reason.QUEUE_TIMEOUT,
+        Reason.TENANT_LIMIT,
         Reason.ENGINE_UNAVAILABLE,
         Reason.DRAINING,
     }
@@ -68,7 +72,8 @@ class PoolFacts:
 
     `total_blocks` blocks of `block_size` tokens; `context` tokens a sequence may reach;
     `max_seqs` sequences the engine runs at once (None: no limit); `lookahead` tokens of
-    speculative decoding held beyond the answer.
+    speculative decoding held beyond the answer. `geometry`: the groups of a model whose sequences
+    take blocks from several of them (None: one full-attention group).
     """
 
     total_blocks: int
@@ -78,6 +83,9 @@ class PoolFacts:
     safety_fraction: float = 0.90
     lookahead: int = 0
     engine: str = "generic"
+    geometry: KVLayout | None = None
+    usable_blocks: int = field(init=False, repr=False, compare=False)
+    """Blocks that may be reserved: `floor(total x safety_fraction)`, less what `geometry` keeps back."""
 
     def __post_init__(self) -> None:
         for name in ("total_blocks", "block_size", "context"):
@@ -89,12 +97,12 @@ class PoolFacts:
             raise Misuse(f"safety_fraction must be above 0 and at most 1, got {self.safety_fraction}")
         if self.lookahead < 0:
             raise Misuse(f"lookahead must not be negative, got {self.lookahead}")
-
-    @property
-    def usable_blocks(self) -> int:
-        """Blocks that may be reserved: `floor(total x safety_fraction)`."""
         # The small term undoes binary rounding: 0.29 x 100 is 28.999999999999996 and means 29.
-        return min(self.total_blocks, math.floor(self.total_blocks * self.safety_fraction + 1e-9))
+        usable = min(self.total_blocks, math.floor(self.total_blocks * self.safety_fraction + 1e-9))
+        if self.geometry is not None:
+            # Tokens in flight that the requests are not charged for one by one.
+            usable = max(0, usable - self.geometry.reserve_blocks)
+        object.__setattr__(self, "usable_blocks", usable)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +118,31 @@ class CapRules:
 
 
 @dataclass(frozen=True, slots=True)
+class Tenant:
+    """Who asks, and what the operator allows them.
+
+    `name`: a label, never a key or a secret. `weight`: share of the pool relative to the other
+    tenants that want some. `ceiling`: most blocks held at once (None: no limit). `priority`: class;
+    a higher one goes first, as far as the floors of the lower ones allow.
+    """
+
+    name: str = ""
+    weight: float = 1.0
+    ceiling: int | None = None
+    priority: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.weight > 0:
+            raise Misuse(f"a tenant's weight must be above 0, got {self.weight}")
+        if self.ceiling is not None and self.ceiling < 1:
+            raise Misuse(f"a tenant's ceiling must be at least 1 block or None, got {self.ceiling}")
+
+
+ANYONE = Tenant()
+"""The one tenant of a gate whose operator tells none apart."""
+
+
+@dataclass(frozen=True, slots=True)
 class Ask:
     """May this request go to the engine?
 
@@ -117,6 +150,8 @@ class Ask:
     `output_cap`: most new tokens the client allows a sequence; None where it set none.
     `choices`: sequences generated for each prompt (`n`, `best_of`).
     `draw`: a number in [0, 1) from the caller, used to spread refused clients.
+    `identity`: the same for the same request when it comes back, 0 where that is not known.
+    `tries`: how often it was tried before, as far as the client says.
     """
 
     prompts: tuple[int, ...]
@@ -125,6 +160,9 @@ class Ask:
     rules: CapRules = CapRules()
     max_wait: Seconds = 0.0
     draw: float = 0.0
+    tenant: Tenant = ANYONE
+    identity: int = 0
+    tries: int = 0
 
 
 @dataclass(frozen=True, slots=True)

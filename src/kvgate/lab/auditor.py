@@ -105,6 +105,8 @@ class Auditor:
         self.facts = facts
         self.live: dict[Key, tuple[int, int]] = {}
         self.line: dict[Key, Client] = {}
+        self.passes_max = 0
+        self.passes: dict[Key, int] = {}  # how often the first of the line was passed
         self.answered: set[Key] = set()
         self.over = False  # shrunk below what was reserved, and not yet drained
         self.doubles = 0
@@ -121,7 +123,12 @@ class Auditor:
         need = worst(client.ask, self.facts)
         law(need == (answer.blocks, answer.sequences), f"granted {answer}, the auditor's price is {need}")
         law(self.fits((answer.blocks, answer.sequences)), f"{answer} does not fit beside {self.reserved()}")
-        law(next(iter(self.line), answer.key) == answer.key, f"{answer} overtook the line")
+        first = next(iter(self.line), answer.key)
+        if first != answer.key:
+            self.passes[first] = self.passes.get(first, 0) + 1
+            law(self.passes[first] <= self.passes_max, f"{answer} is one too many to pass {first}")
+            due = worst(self.line[first].ask, self.facts)
+            law(isinstance(due, Reason) or not self.fits(due), f"{answer} passed {first}, which fits")
         self._answer(answer.key)
         self.line.pop(answer.key, None)
         self.live[answer.key] = (answer.blocks, answer.sequences)

@@ -45,6 +45,7 @@ class Episode:
         self.seed, self.log, self.rng = seed, log, random.Random(seed)
         self.facts, self.swarm = draw_pool(self.rng), Swarm.draw(self.rng)
         self.gate, self.engine, self.auditor = make_gate(self.facts), Engine(self.facts), Auditor(self.facts)
+        self.gate.line.passes_max = self.auditor.passes_max = self.swarm.passes
         self.now, self.serial, self.steps, self.stepping = 0.0, 0, 0, False
         self.wake: float | None = None
         self.heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []

@@ -24,6 +24,7 @@ class Swarm:
     waits: float
     deaths: int
     resizes: int
+    passes: int  # how often the head of the line may be passed
     lag: int  # longest time between an event and the news of it
 
     @classmethod
@@ -37,6 +38,7 @@ class Swarm:
             waits=rng.choice(share),
             deaths=rng.choice((0, 0, 1, 3)),
             resizes=rng.choice((0, 0, 1, 4)),
+            passes=rng.choice((0, 1, 2, 8)),
             lag=rng.choice((0, 2)),
         )
 

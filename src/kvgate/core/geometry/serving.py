@@ -1,0 +1,59 @@
+"""How an engine is started, as far as it changes the KV cache: vLLM's options under short names."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvgate.core.geometry.layers import UnknownGeometry
+from kvgate.core.geometry.pages import KV_DTYPES
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """The engine's options. Defaults are vLLM's.
+
+    `block_size`: tokens a block, as the engine reports it (0.33 on CUDA: 16). `draft_tokens`:
+    speculative tokens a step; `drafts_keep_kv`: the drafter stores KV (EAGLE, MTP, a draft model; not
+    n-gram), `extra_lookahead`: slots beyond them (DFlash: 1); `model_drafter`: the model's own MTP
+    layers do the drafting. `concurrent_batches`: steps in flight (2 with async scheduling; None:
+    what vLLM takes, 2 without and `pp` with pipeline parallelism). `hybrid_manager`: off means that
+    windows and chunks are kept whole.
+    """
+
+    block_size: int = 16
+    kv_dtype: str = "auto"
+    tp: int = 1
+    pp: int = 1
+    dcp: int = 1
+    max_batched_tokens: int = 8192
+    concurrent_batches: int | None = None
+    draft_tokens: int = 0
+    drafts_keep_kv: bool = True
+    extra_lookahead: int = 0
+    model_drafter: bool = False
+    hybrid_manager: bool = True
+    prefix_caching: bool = True
+    encoder_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("block_size", "tp", "pp", "dcp", "max_batched_tokens"):
+            if getattr(self, name) < 1:
+                raise UnknownGeometry(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.draft_tokens < 0 or self.extra_lookahead < 0:
+            raise UnknownGeometry("draft_tokens and extra_lookahead must not be negative")
+        if self.kv_dtype not in KV_DTYPES:
+            raise UnknownGeometry(
+                f"the KV cache type {self.kv_dtype!r} is not known: use one of {', '.join(KV_DTYPES)}"
+            )
+
+    @property
+    def batches(self) -> int:
+        """Steps that may be in flight at once. Never too low: in doubt the larger number."""
+        if self.concurrent_batches is not None:
+            return max(1, self.concurrent_batches)
+        return 2 if self.pp == 1 else self.pp + 1
+
+    @property
+    def lookahead(self) -> int:
+        """Slots that the drafter writes beyond the tokens of the model itself."""
+        return self.draft_tokens + self.extra_lookahead if self.draft_tokens and self.drafts_keep_kv else 0
