@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from types import NoneType
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -77,3 +79,62 @@ def test_no_bytes_raise_anything_but_bad_body(raw: bytes) -> None:
 def test_a_bad_body_is_told_what_is_wrong_with_it(raw: bytes, words: str) -> None:
     with pytest.raises(BadBody, match=words):
         Body(raw)
+
+
+NESTED = b'{ "a" : {"x":1.50, "l":[ {"m" :5}, {} ]} ,"n":null,"e":{ } }'
+
+
+@pytest.mark.parametrize(
+    ("new", "old_text", "new_text"),
+    [
+        ({("a", "x"): 7}, b"1.50", b"7"),
+        ({("a", "l", 0, "m"): 9}, b":5", b":9"),
+        ({("a", "l", 1, "m"): 9}, b"{}", b'{"m":9}'),
+        ({("a", "y"): 2}, b'{"x"', b'{"y":2,"x"'),
+        ({("n", "q"): 3, ("n", "r"): 4}, b"null", b'{"q": 3, "r": 4}'),
+        ({("e", "q"): 3}, b"{ }", b'{"q":3 }'),
+        ({("z", "q"): 3, ("z", "r"): 4}, b'{ "a"', b'{"z":{"q":3,"r":4}, "a"'),
+        (
+            {"stream_options": {"include_usage": True}},
+            b'{ "a"',
+            b'{"stream_options":{"include_usage":true}, "a"',
+        ),
+        ({"e": "text"}, b"{ }", b'"text"'),
+    ],
+)
+def test_a_nested_value_is_replaced_or_added_and_every_other_byte_stays(
+    new: Any, old_text: bytes, new_text: bytes
+) -> None:
+    assert NESTED.count(old_text) == 1
+    assert Body(NESTED).replaced(new) == NESTED.replace(old_text, new_text)
+
+
+@pytest.mark.parametrize("path", [("a", "x", "y"), ("a", "l", 5), ("a", "l", "m"), ("a", 0)])
+def test_there_is_no_place_below_what_is_not_an_object(path: Any) -> None:
+    with pytest.raises(LookupError):
+        Body(NESTED).replaced({path: 1})
+
+
+@given(OBJECTS, st.lists(st.sampled_from(["p", "q"]) | st.text(), min_size=1, max_size=3), st.integers())
+def test_a_value_at_any_path_is_found_again_and_the_rest_is_as_before(
+    value: dict[str, Any], path: list[str], number: int
+) -> None:
+    body = Body(json.dumps(value).encode())
+    try:
+        changed = Body(body.replaced({tuple(path): number}))
+    except LookupError:
+        assert any(not isinstance(body.at(tuple(path[:end])), dict | NoneType) for end in range(1, len(path)))
+        return
+    assert changed.at(tuple(path)) == number
+    assert {k: v for k, v in changed.fields.items() if k != path[0]} == {
+        k: v for k, v in value.items() if k != path[0]
+    }
+
+
+@pytest.mark.parametrize(
+    "raw", [b'{"a":{"b":1,"b":2}}', b'{"a":[{"b":1,"c":0,"b":2}]}', b'{"a":{"b":1,"\\u0062":2}}']
+)
+def test_a_key_that_appears_twice_at_any_depth_is_named(raw: bytes) -> None:
+    with pytest.raises(BadBody, match="'b' appears twice") as caught:
+        Body(raw)
+    assert caught.value.param == "b"

@@ -47,7 +47,7 @@ def test_the_cap_is_the_first_that_is_set(fields: dict[str, Any], cap: int | Non
         {"max_tokens": None},
         {"max_tokens": 9, "n_predict": -1},
         {"max_completion_tokens": 7},
-        {"n_predict": 3},
+        {"n_predict": 9},
     ],
 )
 def test_every_cap_field_of_the_forwarded_body_carries_the_reserved_cap(fields: dict[str, Any]) -> None:

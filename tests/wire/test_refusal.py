@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
 from kvgate.core.records import Reason, Refused
-from kvgate.wire.refusal import render
+from kvgate.wire.refusal import Dialect, render, stream_error
 
 
 @pytest.mark.parametrize("reason", list(Reason))
@@ -53,3 +54,82 @@ def test_the_message_says_what_an_unset_cap_cost_and_what_would_fit() -> None:
     assert "unset output cap, which may grow to 3901" in message
     assert "600 of 7000 are free" in message
     assert "max_tokens of 501 or less" in message
+
+
+FULL = Refused(
+    Reason.KV_CAPACITY,
+    retry_after=3.0,
+    prompt_tokens=100,
+    needed_tokens=4000,
+    free_tokens=600,
+    usable_tokens=7000,
+    output_cap=3901,
+    output_cap_that_fits=501,
+)
+FACTS = {
+    "needed_tokens": 4000,
+    "free_tokens": 600,
+    "usable_tokens": 7000,
+    "output_cap": 3901,
+    "output_cap_that_fits": 501,
+    "retry_after_seconds": 3,
+    "param": "p",
+}
+
+
+def inner(dialect: Dialect, shown: dict[str, Any]) -> dict[str, Any]:
+    """The object that holds the facts in each dialect."""
+    return shown if dialect in (Dialect.TGI, Dialect.OLLAMA) else shown["error"]
+
+
+@pytest.mark.parametrize("dialect", list(Dialect))
+def test_every_dialect_tells_the_same_facts_with_the_same_status_and_headers(dialect: Dialect) -> None:
+    status, lines, body = render(FULL, dialect=dialect, param="p", cap_name="THE_CAP")
+    shown = json.loads(body)
+    found = inner(dialect, shown)
+
+    assert (status, lines) == render(FULL, param="p")[:2]
+    assert {name: found[name] for name in FACTS} == FACTS
+    assert shown["retry_after_seconds"] == 3
+    assert "kv_capacity" in (found.get("code"), found.get("reason"))
+    assert "With THE_CAP of 501 or less" in (found["error"] if found is shown else found["message"])
+
+
+def test_each_client_finds_its_message_where_it_looks_for_it() -> None:
+    def shown(dialect: Dialect, reason: Reason = Reason.KV_CAPACITY, busy_status: int = 429) -> Any:
+        return json.loads(render(Refused(reason, detail="D"), dialect=dialect, busy_status=busy_status)[2])
+
+    assert shown(Dialect.ANTHROPIC)["type"] == "error"
+    assert shown(Dialect.ANTHROPIC)["error"]["type"] == "rate_limit_error"
+    assert shown(Dialect.ANTHROPIC, busy_status=529)["error"]["type"] == "overloaded_error"
+    assert shown(Dialect.ANTHROPIC, Reason.DRAINING)["error"]["type"] == "overloaded_error"
+    assert shown(Dialect.ANTHROPIC, Reason.KV_CAPACITY_EXCEEDED)["error"]["type"] == "request_too_large"
+    assert shown(Dialect.ANTHROPIC, Reason.INVALID_REQUEST)["error"]["type"] == "invalid_request_error"
+    assert shown(Dialect.TGI)["error"] == "D"
+    assert shown(Dialect.TGI)["error_type"] == "overloaded"
+    assert shown(Dialect.TGI, Reason.INVALID_REQUEST)["error_type"] == "validation"
+    assert shown(Dialect.OLLAMA)["error"] == "D"
+    assert shown(Dialect.LLAMACPP)["error"]["code"] == 429
+    assert shown(Dialect.LLAMACPP)["error"]["reason"] == "kv_capacity"
+    assert shown(Dialect.SGLANG)["error"]["message"] == "D"
+
+
+@pytest.mark.parametrize("dialect", list(Dialect))
+@pytest.mark.parametrize("reason", list(Reason))
+def test_every_reason_has_a_type_in_every_dialect(dialect: Dialect, reason: Reason) -> None:
+    shown = json.loads(render(Refused(reason, detail="D"), dialect=dialect)[2])
+
+    assert "D" in (shown["error"], inner(dialect, shown).get("message"))
+
+
+def test_an_error_within_an_answer_is_an_event_or_a_line_of_its_own() -> None:
+    assert stream_error("m", "c").startswith(b"data: {")
+    assert stream_error("m", "c").endswith(b"}\n\n")
+    assert stream_error("m", "c", dialect=Dialect.ANTHROPIC).startswith(b"event: error\ndata: ")
+    assert json.loads(stream_error("m", "c", dialect=Dialect.OLLAMA, lines=True)) == {
+        "error": "m",
+        "code": "c",
+    }
+    for dialect in Dialect:
+        event = stream_error("a\nb", "c", dialect=dialect)
+        assert event.count(b"\n") == 2 + (dialect is Dialect.ANTHROPIC)

@@ -1,4 +1,4 @@
-"""Refusals as HTTP: status, headers and an OpenAI-shaped body that teaches.
+"""Refusals as HTTP: status, headers, and a body that teaches in the shape that the client reads.
 
 `Retry-After` is whole seconds from 1 to 60 and `retry-after-ms` the same moment: client SDKs
 ignore or misread what lies outside (docs/refusals.md has the table).
@@ -6,6 +6,7 @@ ignore or misread what lies outside (docs/refusals.md has the table).
 
 from __future__ import annotations
 
+import enum
 import json
 import math
 from typing import Any
@@ -16,6 +17,7 @@ STATUS = {
     Reason.KV_CAPACITY: 429,
     Reason.QUEUE_FULL: 429,
     Reason.QUEUE_TIMEOUT: 429,
+    Reason.TENANT_LIMIT: 429,
     Reason.CONTEXT_LENGTH_EXCEEDED: 413,
     Reason.KV_CAPACITY_EXCEEDED: 413,
     Reason.INVALID_REQUEST: 400,
@@ -34,7 +36,30 @@ PHRASE = {
     529: "Overloaded",
 }
 _TYPES = {400: "invalid_request_error", 403: "permission_error", 413: "invalid_request_error"}
-_CAPACITY = frozenset({Reason.KV_CAPACITY, Reason.QUEUE_FULL, Reason.QUEUE_TIMEOUT})
+_CAPACITY = frozenset({reason for reason, status in STATUS.items() if status == 429})
+
+
+class Dialect(enum.StrEnum):
+    """Whose error shape a client reads."""
+
+    OPENAI = "openai"
+    ANTHROPIC = "anthropic"
+    LLAMACPP = "llamacpp"
+    SGLANG = "sglang"
+    TGI = "tgi"
+    OLLAMA = "ollama"
+
+
+_ANTHROPIC_TYPES = {
+    400: "invalid_request_error",
+    403: "permission_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    529: "overloaded_error",
+}
+_LLAMACPP_TYPES = {400: "invalid_request_error", 403: "permission_error", 413: "exceed_context_size_error"}
+_TGI_TYPES = {400: "validation", 403: "validation", 413: "validation"}
 
 
 def status_of(reason: Reason, busy_status: int = 429) -> int:
@@ -43,8 +68,11 @@ def status_of(reason: Reason, busy_status: int = 429) -> int:
     return busy_status if status == 429 else status
 
 
-def message_of(refused: Refused) -> str:
-    """One or two sentences: what was needed, what is there, and what would have been admitted."""
+def message_of(refused: Refused, cap_name: str = "max_tokens") -> str:
+    """One or two sentences: what was needed, what is there, and what would have been admitted.
+
+    `cap_name`: the field for the output cap in the client's API.
+    """
     if refused.detail:
         return refused.detail
     prompt, cap = refused.prompt_tokens, refused.output_cap
@@ -62,22 +90,26 @@ def message_of(refused: Refused) -> str:
     fits = refused.output_cap_that_fits
     if refused.reason is Reason.KV_CAPACITY_EXCEEDED:
         advice = (
-            f" Set max_tokens to {fits} or less." if fits else " Shorten the prompt or send fewer choices."
+            f" Set {cap_name} to {fits} or less." if fits else " Shorten the prompt or send fewer choices."
         )
         return f"{needs} The engine never has more than {refused.usable_tokens} to give.{advice}"
-    advice = f" With max_tokens of {fits} or less it would be admitted now." if fits else ""
+    advice = f" With {cap_name} of {fits} or less it would be admitted now." if fits else ""
     return f"{needs} {refused.free_tokens} of {refused.usable_tokens} are free.{advice}"
 
 
-def render(refused: Refused, *, busy_status: int = 429, param: str | None = None) -> tuple[int, bytes, bytes]:
-    """`(status, header lines, body)` of a refusal. Header lines end with CRLF each."""
+def render(
+    refused: Refused,
+    *,
+    dialect: Dialect | str = Dialect.OPENAI,
+    busy_status: int = 429,
+    param: str | None = None,
+    cap_name: str = "max_tokens",
+) -> tuple[int, bytes, bytes]:
+    """`(status, header lines, body)` of a refusal. Header lines end with CRLF each.
+
+    The facts are the same in every dialect; where its error is a mere string they stand beside it.
+    """
     status = status_of(refused.reason, busy_status)
-    error: dict[str, Any] = {
-        "message": message_of(refused),
-        "type": _TYPES.get(status, "rate_limit_error" if refused.reason in _CAPACITY else "server_error"),
-        "param": param,
-        "code": refused.reason.value,
-    }
     headers = b"content-type: application/json\r\nx-kvgate-reason: %s\r\n" % refused.reason.value.encode()
     retry: int | None = None
     if refused.reason.is_busy:
@@ -86,8 +118,9 @@ def render(refused: Refused, *, busy_status: int = 429, param: str | None = None
         headers += b"retry-after: %d\r\nretry-after-ms: %d\r\n" % (retry, milliseconds)
     else:
         headers += b"x-should-retry: false\r\n"
+    facts: dict[str, Any] = {"param": param, "code": refused.reason.value}
     if refused.needed_tokens:
-        error |= {
+        facts |= {
             "retry_after_seconds": retry,
             "needed_tokens": refused.needed_tokens,
             "free_tokens": refused.free_tokens,
@@ -95,5 +128,50 @@ def render(refused: Refused, *, busy_status: int = 429, param: str | None = None
             "output_cap": refused.output_cap,
             "output_cap_that_fits": refused.output_cap_that_fits,
         }
-    body = json.dumps({"error": error, "retry_after_seconds": retry}, ensure_ascii=False).encode()
-    return status, headers, body
+    shown = _in_shape(Dialect(dialect), status, refused, message_of(refused, cap_name), facts)
+    shown["retry_after_seconds"] = retry
+    return status, headers, json.dumps(shown, ensure_ascii=False).encode("utf-8", "replace")
+
+
+def _in_shape(
+    dialect: Dialect, status: int, refused: Refused, message: str, facts: dict[str, Any]
+) -> dict[str, Any]:
+    is_capacity = refused.reason in _CAPACITY
+    kind = _TYPES.get(status, "rate_limit_error" if is_capacity else "server_error")
+    match dialect:
+        case Dialect.ANTHROPIC:
+            kind = _ANTHROPIC_TYPES.get(status, "api_error")
+            return {"type": "error", "error": {"type": kind, "message": message, **facts}}
+        case Dialect.LLAMACPP:
+            # The native endpoints give the status as `code`; the word is told as the reason.
+            kind = _LLAMACPP_TYPES.get(status, "unavailable_error")
+            error = {"code": status, "message": message, "type": kind, "reason": facts.pop("code"), **facts}
+            return {"error": error}
+        case Dialect.TGI:
+            kind = _TGI_TYPES.get(status, "overloaded" if is_capacity else "unhealthy")
+            return {"error": message, "error_type": kind, **facts}
+        case Dialect.OLLAMA:
+            return {"error": message, **facts}
+        case _:
+            return {"error": {"message": message, "type": kind, **facts}}
+
+
+def stream_error(
+    message: str, code: str, *, dialect: Dialect | str = Dialect.OPENAI, lines: bool = False
+) -> bytes:
+    """An error as the last event of an answer that has begun. `lines`: one JSON object a line."""
+    shown: dict[str, Any]
+    match Dialect(dialect):
+        case Dialect.ANTHROPIC:
+            shown = {"type": "error", "error": {"type": "api_error", "message": message, "code": code}}
+        case Dialect.TGI:
+            shown = {"error": message, "error_type": "generation", "code": code}
+        case Dialect.OLLAMA:
+            shown = {"error": message, "code": code}
+        case _:
+            shown = {"error": {"message": message, "type": "server_error", "param": None, "code": code}}
+    written = json.dumps(shown, ensure_ascii=False).encode("utf-8", "replace")
+    if lines:
+        return written + b"\n"
+    event = b"event: error\n" if dialect == Dialect.ANTHROPIC else b""
+    return event + b"data: " + written + b"\n\n"

@@ -1,11 +1,34 @@
-"""Which requests are priced, which pass free, and which are refused because they might generate."""
+"""Which requests are priced, which pass free, and which are refused because they might generate.
+
+Each engine has its own table: a path is priced or free only where that engine serves it so. All
+other POSTs are refused, whatever they may do.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
 
 from kvgate.wire.dialects.openai import Shape, read_chat, read_completion
+from kvgate.wire.refusal import Dialect
 
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One priced endpoint: how its body is read, and how its refusals are written.
+
+    `cap_name`: the field for the output cap, as messages name it.
+    """
+
+    read: Callable[[bytes], Shape]
+    dialect: Dialect = Dialect.OPENAI
+    cap_name: str = "max_tokens"
+
+
+Routes: TypeAlias = Mapping[bytes, Route]
+
+# What every OpenAI-compatible engine serves; the endpoints of an engine are in its own table.
 PRICED: dict[bytes, Callable[[bytes], Shape]] = {
     b"/v1/chat/completions": read_chat,
     b"/v1/completions": read_completion,
@@ -21,6 +44,16 @@ def reader_for(method: bytes, path: bytes) -> Callable[[bytes], Shape] | None:
     trailing slash, an escaped letter) is then refused as unpriced, never passed on unpriced.
     """
     return PRICED.get(path) if method == b"POST" else None
+
+
+def route_for(routes: Routes, method: bytes, path: bytes) -> Route | None:
+    """The priced endpoint of a request, or None. The path must match to the byte."""
+    return routes.get(path) if method == b"POST" else None
+
+
+def is_free(free_posts: frozenset[bytes], method: bytes, path: bytes) -> bool:
+    """True for a request that cannot make the engine generate."""
+    return method in FREE_METHODS or (method == b"POST" and path in free_posts)
 
 
 def unpriced_message(method: bytes, path: bytes) -> str:

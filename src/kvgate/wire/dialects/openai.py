@@ -6,141 +6,160 @@ Promises: a body that this file accepts can make the engine hold no more than `S
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 from kvgate.wire.body import BadBody, Body
+from kvgate.wire.dialects.chats import conversation_of, messages_of
+from kvgate.wire.dialects.fields import (
+    PROMPTS_MAX,
+    cap_of,
+    choices_of,
+    flag,
+    is_token_list,
+    kind,
+    object_of,
+    places,
+    refuse,
+    text_of,
+)
+from kvgate.wire.dialects.shape import Api, CapPlace, Mixed, Part, RequestShape, StreamKind, Unseen
+from kvgate.wire.dialects.shape import enforce as enforce
 
-# Every name under which some engine takes the cap of new tokens. All that are present get the
-# reserved cap, because engines disagree on which one wins.
+Shape = RequestShape
+
+# Every name under which some engine takes the cap of new tokens, in the order in which engines look.
+# All that are present are held to the reserved cap, because engines disagree on which one wins.
 CAP_FIELDS = ("max_completion_tokens", "max_tokens", "n_predict")
 # Names under which some engine takes the number of sequences for a prompt.
 CHOICE_FIELDS = ("n", "best_of", "n_cmpl")
 # These replace the prompt by something that the counted text does not show.
-UNSEEN_PROMPTS = ("prompt_embeds", "input_ids", "input_embeds")
-
-PROMPTS_MAX = 256
-CHOICES_MAX = 256
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """What a request asks for. `prompts` holds texts or token ids; it is empty for a chat."""
-
-    body: Body
-    is_chat: bool
-    prompts: tuple[str | list[int], ...]
-    output_cap: int | None
-    choices: int
-    stream: bool
-
-    @property
-    def sequences(self) -> int:
-        return self.choices * max(1, len(self.prompts))
+UNSEEN_PROMPTS = ("prompt_embeds", "input_ids", "input_embeds", "prompt_token_ids")
+# Tokens that an engine's fill-in-the-middle template may put around prompt and suffix.
+SUFFIX_OVERHEAD = 16
 
 
-def read_chat(raw: bytes) -> Shape:
+def read_chat(raw: bytes, *, default_cap: int | None = None) -> Shape:
     """The shape of a `/v1/chat/completions` body. Raises `BadBody`."""
     body = Body(raw)
-    fields = body.fields
-    messages = fields.get("messages")
-    if not isinstance(messages, list) or not messages:
-        raise BadBody("'messages' must be a list with at least one message", "messages")
-    for index, message in enumerate(messages):
-        if not isinstance(message, dict):
-            raise BadBody(f"'messages[{index}]' must be an object", "messages")
-        if not isinstance(message.get("role"), str):
-            raise BadBody(f"'messages[{index}].role' must be a string", "messages")
-    transfer = fields.get("kv_transfer_params")
-    if isinstance(transfer, dict) and "prompt_token_ids" in transfer:
-        raise BadBody("'kv_transfer_params.prompt_token_ids' hides the prompt", "kv_transfer_params")
-    return _shape(body, True, ())
+    messages = messages_of(body.fields.get("messages"))
+    return _shape(body, Api.CHAT, (conversation_of(messages, body.fields),), default_cap)
 
 
-def read_completion(raw: bytes) -> Shape:
-    """The shape of a `/v1/completions` body. Raises `BadBody`."""
+def read_chat_batch(raw: bytes, *, default_cap: int | None = None) -> Shape:
+    """vLLM's `/v1/chat/completions/batch`: `messages` is a list of conversations."""
     body = Body(raw)
-    return _shape(body, False, _prompts(body.fields.get("prompt")))
+    given = body.fields.get("messages")
+    if not isinstance(given, list) or not 1 <= len(given) <= PROMPTS_MAX:
+        raise BadBody(f"'messages' must be a list of 1 to {PROMPTS_MAX} conversations", "messages")
+    parts = tuple(conversation_of(messages_of(messages), body.fields) for messages in given)
+    return _shape(body, Api.CHAT, parts, default_cap)
 
 
-def enforce(shape: Shape, output_cap: int) -> bytes:
-    """The body to forward: every cap field present carries `output_cap`, and at least one is."""
-    present = [name for name in CAP_FIELDS if name in shape.body.fields]
-    if not any(name in present for name in ("max_tokens", "max_completion_tokens")):
-        present.append("max_tokens")
-    return shape.body.replaced(dict.fromkeys(present, output_cap))
+def read_completion(raw: bytes, *, default_cap: int | None = None, mixed: bool = False) -> Shape:
+    """The shape of a `/v1/completions` body. Raises `BadBody`.
+
+    `mixed`: the engine takes prompts of texts and token ids together, as llama.cpp does.
+    """
+    body = Body(raw)
+    parts = prompt_parts(body.fields.get("prompt"), mixed=mixed)
+    suffix = text_of(body.fields, "suffix")
+    if suffix:
+        parts = tuple(_with_suffix(part, suffix) for part in parts)
+    return _shape(body, Api.COMPLETION, parts, default_cap)
 
 
-def _shape(body: Body, is_chat: bool, prompts: tuple[str | list[int], ...]) -> Shape:
-    fields = body.fields
-    for name in UNSEEN_PROMPTS:
-        if fields.get(name) is not None:
-            raise BadBody(f"{name!r} cannot be priced; send the prompt itself", name)
-    model = fields.get("model")
-    if model is not None and not isinstance(model, str):
-        raise BadBody(f"'model' must be a string, got {_kind(model)}", "model")
-    stream = fields.get("stream")
-    if stream is not None and not isinstance(stream, bool):
-        raise BadBody(f"'stream' must be true or false, got {_kind(stream)}", "stream")
-    choices = max(_count(fields, name, CHOICES_MAX) for name in CHOICE_FIELDS)
-    return Shape(body, is_chat, prompts, _output_cap(fields), choices, bool(stream))
-
-
-def _output_cap(fields: dict[str, Any]) -> int | None:
-    """The first cap that is set, in the order in which engines look."""
-    found: int | None = None
-    for name in CAP_FIELDS:
-        value = fields.get(name)
-        if value is None:
-            continue
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise BadBody(f"{name!r} must be an integer or null, got {_kind(value)}", name)
-        if value == -1:
-            continue  # llama.cpp's way to say unset
-        if value < 1:
-            raise BadBody(f"{name!r} must be at least 1, got {value}", name)
-        if found is None:
-            found = value
-    return found
-
-
-def _count(fields: dict[str, Any], name: str, limit: int) -> int:
-    value = fields.get(name)
-    if value is None:
-        return 1
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise BadBody(f"{name!r} must be an integer or null, got {_kind(value)}", name)
-    if not 1 <= value <= limit:
-        raise BadBody(f"{name!r} must be from 1 to {limit}, got {value}", name)
-    return value
-
-
-def _prompts(prompt: Any) -> tuple[str | list[int], ...]:
+def prompt_parts(prompt: Any, name: str = "prompt", *, mixed: bool = False) -> tuple[Part, ...]:
+    """The prompts of a field that holds a text, token ids, or a list of either. Raises `BadBody`."""
     if isinstance(prompt, str):
         return (prompt,)
+    if mixed and isinstance(prompt, dict):
+        return (_mixed_part(prompt, name),)
     if not isinstance(prompt, list) or not prompt:
-        raise BadBody(
-            f"'prompt' must be a string, a list of strings or token ids, got {_kind(prompt)}", "prompt"
-        )
-    if all(isinstance(part, str) for part in prompt):
-        parts: list[str | list[int]] = list(prompt)
-    elif _is_token_list(prompt):
-        parts = [prompt]
-    elif all(isinstance(part, list) and part and _is_token_list(part) for part in prompt):
-        parts = list(prompt)
+        raise BadBody(f"{name!r} must be a string, a list of strings or token ids, got {kind(prompt)}", name)
+    parts: tuple[Part, ...]
+    if is_token_list(prompt):
+        return (prompt,)
+    is_texts = all(isinstance(part, str) for part in prompt)
+    if is_texts or all(isinstance(part, list) and is_token_list(part) for part in prompt):
+        parts = tuple(prompt)
+    elif mixed and any(type(part) is int for part in prompt):
+        parts = (_mixed_part(prompt, name),)
+    elif mixed:
+        parts = tuple(_mixed_part(part, name) for part in prompt)
     else:
-        raise BadBody("'prompt' must hold only strings, only token ids, or only lists of them", "prompt")
+        raise BadBody(f"{name!r} must hold only strings, only token ids, or only lists of them", name)
     if len(parts) > PROMPTS_MAX:
-        raise BadBody(f"'prompt' may hold {PROMPTS_MAX} prompts, got {len(parts)}", "prompt")
-    return tuple(parts)
+        raise BadBody(f"{name!r} may hold {PROMPTS_MAX} prompts, got {len(parts)}", name)
+    return parts
 
 
-def _is_token_list(value: list[Any]) -> bool:
-    # `type` and not `isinstance`, which lets booleans pass; both steps run in C, because token
-    # lists are long.
-    return set(map(type, value)) == {int} and min(value) >= 0
+def _mixed_part(part: Any, name: str) -> Part:
+    if isinstance(part, str):
+        return part
+    if isinstance(part, dict):
+        if part.get("multimodal_data"):
+            return Unseen("the prompt holds images or audio")
+        if isinstance(part.get("prompt_string"), str):
+            return str(part["prompt_string"])
+    elif isinstance(part, list) and part:
+        if is_token_list(part):
+            return part
+        pieces = tuple([piece] if type(piece) is int else piece for piece in part)
+        if all(isinstance(p, str) or (isinstance(p, list) and is_token_list(p)) for p in pieces):
+            return Mixed(pieces)
+    raise BadBody(f"{name!r} holds a prompt that is neither text nor token ids", name)
 
 
-def _kind(value: Any) -> str:
-    names = {str: "a string", bool: "a boolean", float: "a float", list: "a list", dict: "an object"}
-    return "null" if value is None else names.get(type(value), type(value).__name__)
+def _with_suffix(part: Part, suffix: str) -> Part:
+    if isinstance(part, Mixed):
+        return Mixed((*part.pieces, suffix), SUFFIX_OVERHEAD)
+    return Mixed((part, suffix), SUFFIX_OVERHEAD) if isinstance(part, str | list) else part
+
+
+def _shape(body: Body, api: Api, parts: tuple[Part, ...], default_cap: int | None) -> Shape:
+    fields = body.fields
+    refuse(fields, UNSEEN_PROMPTS, "cannot be priced; send the prompt itself")
+    if "prompt_token_ids" in object_of(fields, "kv_transfer_params"):
+        raise BadBody("'kv_transfer_params.prompt_token_ids' hides the prompt", "kv_transfer_params")
+    refuse(fields, ("session_params",), "cannot be priced: the session's earlier turns are at the engine")
+    stream = flag(fields, "stream")
+    cap, cap_places = _caps(fields, is_chat=api is Api.CHAT)
+    return Shape(
+        body,
+        is_chat=api is Api.CHAT,
+        prompts=tuple(part for part in parts if isinstance(part, str | list)),
+        output_cap=cap,
+        choices=choices_of(fields, *CHOICE_FIELDS),
+        stream=stream,
+        api=api,
+        parts=parts,
+        default_cap=default_cap,
+        cap_places=cap_places,
+        model=text_of(fields, "model"),
+        stream_kind=StreamKind.SSE if stream else StreamKind.NONE,
+    )
+
+
+def _caps(fields: Mapping[str, Any], *, is_chat: bool) -> tuple[int | None, tuple[CapPlace, ...]]:
+    """The first cap that is set, and every place for one.
+
+    A completion may ask for 0 tokens, to see its prompt echoed; engines run one token or none, so it
+    is priced as 1 and goes on as 0. Not beside another cap: some engines take 0 for unset.
+    """
+    # -1 is llama.cpp's way to say unset.
+    caps = {name: cap_of(fields, name, unset=(-1,), zero=not is_chat) for name in CAP_FIELDS}
+    given = {name: cap for name, cap in caps.items() if cap is not None}
+    cap = next(iter(given.values()), None)
+    if 0 in given.values():
+        if len(given) > 1:
+            name = next(name for name, value in given.items() if value == 0)
+            raise BadBody(f"{name!r} is 0 and another cap is set; send one of them", name)
+        cap = 1
+    cap_places = places(fields, CAP_FIELDS, "max_tokens", given)
+    # A cap under a name that the engine does not know leaves it with its own default. Chats have
+    # two names that engines know, and some refuse both at once.
+    known = {"max_tokens", "max_completion_tokens"} if is_chat else {"max_tokens"}
+    if not known & {str(place.path[0]) for place in cap_places}:
+        cap_places += (CapPlace(("max_tokens",), cap),)
+    return cap, cap_places

@@ -7,39 +7,84 @@ The generation of a request with `X-Conversation-Id` outlives its client; that h
 from __future__ import annotations
 
 import json
+from functools import partial
 
-from kvgate.wire.dialects.openai import Shape
-from kvgate.wire.engines import CountCall, Engine, NoCount, per_prompt, read_number
+from kvgate.wire.dialects.native import read_llamacpp_completion, read_llamacpp_infill
+from kvgate.wire.dialects.openai import read_completion
+from kvgate.wire.dialects.pooling import read_embeddings
+from kvgate.wire.dialects.shape import Api, Conversation, RequestShape
+from kvgate.wire.engines import CountCall, Engine, as_sent, read_length, read_number
+from kvgate.wire.engines.openai_routes import RERANK, messages_route, openai_routes, responses_route
+from kvgate.wire.refusal import Dialect
+from kvgate.wire.routes import Route
+
+# The cap of a messages request that sets none.
+MESSAGES_DEFAULT_CAP = 4096
+_COUNTING = {
+    Api.CHAT: "/v1/chat/completions/input_tokens",
+    Api.RESPONSES: "/v1/responses/input_tokens",
+    Api.MESSAGES: "/v1/messages/count_tokens",
+}
+_CHAT = openai_routes(None)[b"/v1/chat/completions"]
+_COMPLETION = Route(read_llamacpp_completion, Dialect.LLAMACPP, "n_predict")
+_EMBEDDINGS = Route(partial(read_embeddings, names=("input", "content")))
 
 
-def _count_tokens(raw: bytes) -> int:
-    try:
-        tokens = json.loads(raw)["tokens"]
-    except (ValueError, KeyError, TypeError):
-        raise NoCount("no 'tokens' in the answer") from None
-    if not isinstance(tokens, list):
-        raise NoCount("'tokens' is not a list")
-    return len(tokens)
+def count_text(shape: RequestShape, text: str) -> CountCall:
+    body = json.dumps({"content": text, "add_special": True, "parse_special": True}).encode()
+    return CountCall("/tokenize", body, read_length("tokens"))
 
 
-def count_calls(shape: Shape) -> list[CountCall | int]:
-    if shape.is_chat:
-        path = "/v1/chat/completions/input_tokens"
-        return [CountCall(path, shape.body.text.encode("utf-8"), read_number("input_tokens"))]
-    return per_prompt(shape, _call_for)
-
-
-def _call_for(prompt: str) -> CountCall:
-    body = json.dumps({"content": prompt, "add_special": True, "parse_special": True}).encode()
-    return CountCall("/tokenize", body, _count_tokens)
+def count_chat(shape: RequestShape, conversation: Conversation) -> CountCall | None:
+    path = _COUNTING.get(shape.api)
+    return None if path is None else CountCall(path, as_sent(shape), read_number("input_tokens"))
 
 
 LLAMACPP = Engine(
     name="llamacpp",
-    count_calls=count_calls,
     completions_default_cap=None,
     # A closed connection is seen by polling once a second, then at the next step.
     abort_grace=1.5,
     idle_connection=2.0,
+    routes={
+        b"/v1/chat/completions": _CHAT,
+        b"/chat/completions": _CHAT,
+        # Ollama's path, but OpenAI's body.
+        b"/api/chat": _CHAT,
+        b"/v1/completions": Route(partial(read_completion, mixed=True)),
+        b"/completion": _COMPLETION,
+        b"/completions": _COMPLETION,
+        b"/infill": Route(read_llamacpp_infill, Dialect.LLAMACPP, "n_predict"),
+        b"/v1/responses": responses_route(),
+        b"/responses": responses_route(),
+        b"/v1/messages": messages_route(MESSAGES_DEFAULT_CAP),
+        b"/v1/embeddings": _EMBEDDINGS,
+        b"/embeddings": _EMBEDDINGS,
+        b"/embedding": _EMBEDDINGS,
+        b"/v1/rerank": RERANK,
+        b"/v1/reranking": RERANK,
+        b"/rerank": RERANK,
+        b"/reranking": RERANK,
+    },
+    free_posts=frozenset(
+        {
+            b"/tokenize",
+            b"/detokenize",
+            b"/apply-template",
+            b"/v1/chat/completions/input_tokens",
+            b"/chat/completions/input_tokens",
+            b"/v1/responses/input_tokens",
+            b"/responses/input_tokens",
+            b"/v1/messages/count_tokens",
+        }
+    ),
+    count_text=count_text,
+    count_chat=count_chat,
+    counts_media=True,
     drop_headers=frozenset({b"x-conversation-id"}),
+    when_full="with the unified cache, every running stream ends with an error",
+    cannot_know=(
+        "the size of the pool and whether it is unified",
+        "a global limit set with --predict, which can only be lower",
+    ),
 )
