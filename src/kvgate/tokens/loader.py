@@ -1,0 +1,163 @@
+"""A model's directory, read into what counting needs. The only file here that reads files.
+
+`DIR` holds `tokenizer.json` and `tokenizer_config.json`, as on a model's page, and optionally
+`chat_template.jinja` or `chat_template.json` (each wins over the one in the config, as in
+transformers), `additional_chat_templates/*.jinja`, `config.json` and `preprocessor_config.json`
+(for images).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from kvgate.tokens.bounds import Bounds
+from kvgate.tokens.images import ImageRule, image_rule
+from kvgate.tokens.records import BadTokenizer
+from kvgate.tokens.separators import AddedToken
+from kvgate.tokens.template import ChatTemplate
+
+_CONVERT = (
+    "python -c \"from transformers import AutoTokenizer; AutoTokenizer.from_pretrained('{0}')"
+    ".save_pretrained('{0}')\" (needs: pip install transformers sentencepiece) makes one"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFiles:
+    """What the files of one directory say. `path` is the tokenizer.json itself."""
+
+    path: Path
+    reference: Tokenizer
+    added: tuple[AddedToken, ...]
+    template: ChatTemplate | None
+    special_tokens: dict[str, str]
+    image_rule: ImageRule | None
+    # The config asks for a BOS that the tokenizer.json does not add: engines differ on it.
+    bos_is_unsure: bool
+    # None where the length of a text bounds nothing: no fallback to bytes, or an unknown normalizer.
+    bounds: Bounds | None
+
+
+def load_files(
+    directory: str | Path, now: Callable[[], datetime] = datetime.now, wants_parts: bool | None = None
+) -> ModelFiles:
+    """Reads `directory`. Raises `BadTokenizer` with the fix.
+
+    `now` gives the moment that templates may print; `wants_parts` overrides the detection of whether
+    the template takes content as a list of parts.
+    """
+    root = Path(directory)
+    if not root.is_dir():
+        raise BadTokenizer(f"{root} is not a directory; give the one that holds tokenizer.json")
+    path = root / "tokenizer.json"
+    if not path.is_file():
+        others = [
+            name for name in ("tekken.json", "tokenizer.model", "spiece.model") if (root / name).is_file()
+        ]
+        found = (
+            f"it has {others[0]}; " + _CONVERT.format(root) if others else "download it from the model's page"
+        )
+        raise BadTokenizer(f"{root} has no tokenizer.json: {found}")
+    try:
+        reference = Tokenizer.from_file(str(path))
+    except Exception as error:  # the bindings raise plain Exception for what they cannot read
+        raise BadTokenizer(f"{path} is not a tokenizer.json that `tokenizers` can read: {error}") from None
+    # A limit stored with the tokenizer is for training; it would cut what is counted.
+    reference.no_truncation()
+    reference.no_padding()
+    config = _json(root / "tokenizer_config.json")
+    specials = _special_tokens(config) | _special_tokens(_json(root / "special_tokens_map.json"))
+    source = _template_source(root, config)
+    normalizer = _state(reference.normalizer)
+    return ModelFiles(
+        path=path,
+        reference=reference,
+        added=tuple(
+            AddedToken(
+                token.content,
+                not (token.lstrip or token.rstrip or token.single_word)
+                and (not token.normalized or not normalizer.get("normalizers", normalizer)),
+            )
+            for token in reference.get_added_tokens_decoder().values()
+        ),
+        template=None if source is None else ChatTemplate(source, specials, now, wants_parts),
+        special_tokens=specials,
+        image_rule=image_rule(_json(root / "config.json"), _json(root / "preprocessor_config.json")),
+        bos_is_unsure=bool(config.get("add_bos_token")) and reference.num_special_tokens_to_add(False) == 0,
+        bounds=_bounds(reference, _growth(normalizer)),
+    )
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text("utf-8"))
+    except FileNotFoundError:
+        return {}
+    except ValueError as error:
+        raise BadTokenizer(f"{path} is not JSON: {error}; download it again") from None
+    if not isinstance(value, dict):
+        raise BadTokenizer(f"{path} must hold a JSON object; download it again")
+    return value
+
+
+def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
+    """`bos_token`, `eos_token`, ... as templates read them."""
+    extra = config.get("extra_special_tokens")
+    found: dict[str, str] = {}
+    for name, value in {**(extra if isinstance(extra, dict) else {}), **config}.items():
+        text = value.get("content") if isinstance(value, dict) else value
+        if name.endswith("_token") and isinstance(text, str):
+            found[name] = text
+    return found
+
+
+def _template_source(root: Path, config: dict[str, Any]) -> str | dict[str, str] | None:
+    named: dict[str, str] = {}
+    given = config.get("chat_template")
+    if isinstance(given, str):
+        named["default"] = given
+    elif isinstance(given, list):
+        named.update({one["name"]: one["template"] for one in given if isinstance(one, dict)})
+    processor = _json(root / "chat_template.json").get("chat_template")
+    if isinstance(processor, str):
+        named["default"] = processor
+    if (root / "chat_template.jinja").is_file():
+        named["default"] = (root / "chat_template.jinja").read_text("utf-8")
+    for path in sorted((root / "additional_chat_templates").glob("*.jinja")):
+        named[path.stem] = path.read_text("utf-8")
+    return named or None
+
+
+def _state(component: Any) -> dict[str, Any]:
+    return {} if component is None else dict(json.loads(component.__getstate__()))
+
+
+def _growth(normalizer: dict[str, Any]) -> int | None:
+    kind = normalizer.get("type")
+    if kind is None or (kind == "Sequence" and not normalizer.get("normalizers")):
+        return 1
+    if kind == "NFC":
+        return 3  # the bound of the Unicode standard for UTF-8 (annex 15)
+    if _replaces(normalizer):
+        return 1  # a space becomes one mark, which is one entry of the vocabulary
+    return None
+
+
+def _bounds(reference: Tokenizer, growth: int | None) -> Bounds | None:
+    by_bytes = b"ByteLevel" in (
+        reference.pre_tokenizer.__getstate__() if reference.pre_tokenizer else b""
+    ) or getattr(reference.model, "byte_fallback", False)
+    if growth is None or not by_bytes:
+        return None
+    return Bounds(max(len(token.encode()) for token in reference.get_vocab()), growth)
+
+
+def _replaces(normalizer: dict[str, Any]) -> bool:
+    return normalizer.get("type") == "Replace" and normalizer.get("pattern") == {"String": " "}

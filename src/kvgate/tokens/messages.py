@@ -1,0 +1,187 @@
+"""A client's chat, brought into the form in which vLLM hands it to the chat template.
+
+Promises: what the template then sees is what it sees in the engine: text parts joined or wrapped,
+tool arguments decoded, tools with the fields that the engine keeps. The client's own objects are not
+changed. Kept in step with vLLM's chat rendering (0.32).
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+from kvgate.tokens.records import CannotCount
+
+TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
+IMAGE_PARTS = ("image_url", "input_image", "image")
+# vLLM drops this line of one client's system prompt; it changes with every request.
+_BILLING_LINE = "x-anthropic-billing-header"
+_KNOWN_PART_FIELDS = frozenset(("type", "text", "refusal", "thinking", "closed", "image_url", "uuid", "name"))
+
+
+@dataclass(slots=True)
+class Chat:
+    """Messages for the template, and the images that they hold, in order."""
+
+    messages: list[dict[str, Any]]
+    images: list[Any] = field(default_factory=list)
+
+
+def template_messages(messages: list[Any], wrap_parts: bool) -> Chat:
+    """The messages as the template sees them. `wrap_parts`: the template loops over content parts.
+
+    Raises `CannotCount` for parts whose tokens the text does not show (audio, video, files).
+    """
+    chat = Chat([])
+    for message in messages:
+        chat.messages.append(_message(message, wrap_parts, chat.images))
+    return chat
+
+
+def _message(message: dict[str, Any], wrap_parts: bool, images: list[Any]) -> dict[str, Any]:
+    role, content = message["role"], message.get("content")
+    if type(content) is str and not wrap_parts:
+        if len(message) == 2 and role in ("user", "assistant"):
+            return message  # nothing to change, and a template cannot
+        seen: Any = _without_billing(content) or "" if role == "system" else content
+    else:
+        seen = _content(role, content, wrap_parts, images)
+    made: dict[str, Any] = {"role": role, "content": seen}
+    if role == "assistant":
+        if message.get("tool_calls"):
+            made["tool_calls"] = [_tool_call(call) for call in message["tool_calls"]]
+        reasoning = next(
+            (message[k] for k in ("reasoning", "reasoning_content") if message.get(k) is not None), None
+        )
+        if reasoning is not None:
+            made.update(reasoning=reasoning, reasoning_content=reasoning, thinking=reasoning)
+    elif role == "tool" and "tool_call_id" in message:
+        made["tool_call_id"] = message["tool_call_id"]
+    elif role == "developer":
+        made["tools"] = message.get("tools")
+    if isinstance(message.get("name"), str):
+        made["name"] = message["name"]
+    return made
+
+
+def _content(role: str, content: Any, wrap_parts: bool, images: list[Any]) -> Any:
+    parts = [] if content is None else [content] if isinstance(content, str) else content
+    if not isinstance(parts, list):
+        raise CannotCount("a message's 'content' must be a string or a list of parts")
+    made: list[dict[str, Any]] = []
+    for part in parts:
+        text = _text(part)
+        if text is None:
+            if isinstance(part, dict) and _is_image(part):
+                images.append(part)
+                made.append({"type": "image"})
+            continue
+        if role == "system":
+            kept = _without_billing(text)
+            if kept is None:
+                continue
+            text = kept
+        made.append({"type": "text", "text": text, **_extras(part)})
+    only_text = all(part["type"] == "text" for part in made)
+    if wrap_parts and not (role == "tool" and only_text):
+        return made
+    return "\n".join(part["text"] for part in made if part["type"] == "text")
+
+
+def _text(part: Any) -> str | None:
+    """The text of a part; None for an image, or a part that the engine skips."""
+    if isinstance(part, str):
+        return part
+    if not isinstance(part, dict):
+        raise CannotCount("a content part must be an object")
+    kind = part.get("type")
+    text = part.get("thinking" if kind == "thinking" else TEXT_PARTS.get(kind, "")) if kind else None
+    if isinstance(text, str):
+        return text
+    if kind in TEXT_PARTS or _is_image(part):
+        return None
+    raise CannotCount(f"tokens of a content part of type {kind!r} are not known here")
+
+
+def _is_image(part: dict[str, Any]) -> bool:
+    return part.get("type") in IMAGE_PARTS or (part.get("type") is None and "image_url" in part)
+
+
+def _extras(part: Any) -> dict[str, Any]:
+    if not isinstance(part, dict) or len(part) <= 2:
+        return {}
+    return {name: value for name, value in part.items() if name not in _KNOWN_PART_FIELDS}
+
+
+def _without_billing(text: str) -> str | None:
+    if not text.startswith(_BILLING_LINE):
+        return text
+    return text.partition("\n")[2] or None
+
+
+def _tool_call(call: Any) -> Any:
+    """The call with its arguments as an object: templates are written for that form."""
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict):
+        raise CannotCount("'tool_calls' must hold objects with a 'function'")
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except ValueError:
+            arguments = {}
+    return {**call, "function": {**function, "arguments": arguments if isinstance(arguments, dict) else {}}}
+
+
+def template_tools(fields: dict[str, Any]) -> list[dict[str, Any]] | None:
+    """The tools as the engine shows them to the template: known fields only, in its order."""
+    tools = fields.get("tools")
+    if tools is None:
+        return None
+    if not isinstance(tools, list):
+        raise CannotCount("'tools' must be a list")
+    return [_tool(tool) for tool in tools]
+
+
+def _tool(tool: Any) -> dict[str, Any]:
+    function = tool.get("function") if isinstance(tool, dict) else None
+    if not isinstance(function, dict):
+        raise CannotCount("a tool must be an object with a 'function'")
+    deferred = tool.get("defer_loading")
+    seen: dict[str, Any] = {
+        "name": function.get("name"),
+        "description": function.get("description"),
+        "parameters": function.get("parameters"),
+    }
+    if function.get("strict") is not None:
+        seen["strict"] = function["strict"]
+    own = function.get("defer_loading")
+    if own is not None or deferred is not None:
+        seen["defer_loading"] = deferred if own is None else own
+    made: dict[str, Any] = {"type": "function", "function": seen}
+    if deferred is not None:
+        made["defer_loading"] = deferred
+    return made
+
+
+def developer_as_system(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """For templates that do not know the role `developer`: one system message, at the front."""
+    texts: list[str] = []
+    rest: list[dict[str, Any]] = []
+    moved = False
+    changed: list[dict[str, Any]] = []
+    for index, message in enumerate(messages):
+        if message["role"] not in ("developer", "system"):
+            rest.append(message)
+            changed.append(message)
+            continue
+        moved = moved or index > 0
+        kept = {name: value for name, value in message.items() if name != "tools"}
+        changed.append({**kept, "role": "system"})
+        content = message.get("content") or ""
+        if isinstance(content, list):
+            content = "\n".join(part.get("text", "") for part in content if "text" in part)
+        if content:
+            texts.append(content)
+    return [{"role": "system", "content": "\n\n".join(texts)}, *rest] if moved else changed

@@ -1,0 +1,201 @@
+"""The Jinja environment in which chat templates run.
+
+Promises: a template renders to the same text as in Hugging Face transformers and vLLM, cannot reach
+Python objects behind the chat's data, and cannot make more text or more loop turns than the bounds
+here. It may not read files or the clock; the moment for `strftime_now` is handed in.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from typing import Any
+
+from jinja2 import nodes
+from jinja2.exceptions import SecurityError, TemplateError
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.runtime import Macro
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
+
+from kvgate.tokens.codegen import DICT_METHODS, ChatCodeGenerator
+
+# Longer than any prompt that a context of ten million tokens holds.
+TEXT_MAX = 64 << 20
+RANGE_MAX = 100_000
+
+# Methods of strings that make no more text than they are given, and format nothing.
+_PLAIN_STR_METHODS = frozenset(
+    (
+        *("startswith", "endswith", "strip", "lstrip", "rstrip", "split", "rsplit", "splitlines", "lower"),
+        *("upper", "title", "capitalize", "find", "rfind", "count", "index", "partition", "rpartition"),
+        *("isdigit", "isspace", "isalpha", "isalnum", "removeprefix", "removesuffix"),
+    )
+)
+_PADDING_STR_METHODS = frozenset(("ljust", "rjust", "center", "zfill", "expandtabs"))
+_BUILTIN = type("".strip)
+
+
+class _Generation(Extension):
+    """`{% generation %}` marks an assistant's turn for training; what stands inside is rendered as it is."""
+
+    tags = {"generation"}  # noqa: RUF012 (Jinja's own way to say it)
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.CallBlock(self.call_method("_inside"), [], [], body).set_lineno(line)
+
+    def _inside(self, caller: Macro) -> str:
+        return str(caller())
+
+
+class _TemplateNamespace(Namespace):
+    """Jinja's namespace without names that begin with an underscore."""
+
+    def __init__(*args: Any, **kwargs: Any) -> None:
+        self, *rest = args
+        values = dict(*rest, **kwargs)
+        for name in values:
+            _checked(name)
+        Namespace.__init__(self, values)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        Namespace.__setitem__(self, _checked(name), value)
+
+
+def _checked(name: Any) -> Any:
+    if isinstance(name, str) and name.startswith("_"):
+        raise SecurityError(f"a namespace cannot hold {name!r}")
+    return name
+
+
+class ChatEnvironment(ImmutableSandboxedEnvironment):
+    """The sandbox, with short ways for what chat templates do thousands of times, and with bounds."""
+
+    code_generator_class = ChatCodeGenerator
+    intercepted_binops = frozenset(("*", "**", "%"))
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        # Plain data first: Jinja would look for a Python attribute, fail, and then ask the dict.
+        kind = type(obj)
+        if kind is dict:
+            if attribute not in DICT_METHODS and attribute[:1] != "_":
+                return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
+        elif kind is str and attribute in _PLAIN_STR_METHODS:
+            return getattr(obj, attribute)
+        elif kind is _TemplateNamespace and attribute[:1] != "_":
+            try:
+                return getattr(obj, attribute)
+            except AttributeError:
+                pass
+        return super().getattr(obj, attribute)
+
+    def getitem(self, obj: Any, argument: Any) -> Any:
+        if type(obj) is dict and type(argument) is str and argument in obj:
+            return obj[argument]
+        if type(obj) is list and type(argument) is int and -len(obj) <= argument < len(obj):
+            return obj[argument]
+        return super().getitem(obj, argument)
+
+    def call(self, context: Any, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
+        text = getattr(obj, "__self__", None) if type(obj) is _BUILTIN else None
+        if type(text) is str:
+            name = obj.__name__
+            if name in _PLAIN_STR_METHODS:
+                # Jinja passes the loop's variables along, for functions that ask for the context.
+                kwargs.pop("_loop_vars", None)
+                kwargs.pop("_block_vars", None)
+                return obj(*args, **kwargs)
+            if name in _PADDING_STR_METHODS:
+                _bounded(max([len(text), *(len(text) * a for a in args if isinstance(a, int))]))
+            elif name == "replace":
+                _bounded(_replaced(text, args))
+            elif name == "join":
+                return _joined(text, *args)
+        return super().call(context, obj, *args, **kwargs)
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        if operator == "**":
+            raise SecurityError("a chat template has no use for powers")
+        if operator == "*":
+            for text, times in ((left, right), (right, left)):
+                if isinstance(text, str | list | tuple) and isinstance(times, int):
+                    _bounded(len(text) * max(0, times))
+        if operator == "%" and isinstance(left, str):
+            # `"%99999999s" % x` makes text out of a number; templates that format do so with words.
+            _bounded(sum(int(run) for run in _digit_runs(left)))
+        return super().call_binop(context, operator, left, right)
+
+
+def _digit_runs(text: str) -> Iterator[str]:
+    return (run[:12] for run in "".join(c if c.isascii() and c.isdigit() else " " for c in text).split())
+
+
+def _replaced(text: str, args: tuple[Any, ...]) -> int:
+    if len(args) < 2 or not all(isinstance(arg, str) for arg in args[:2]):
+        return 0
+    return len(text) + text.count(args[0]) * len(args[1])
+
+
+def _joined(separator: str, pieces: Any = ()) -> str:
+    strings = list(pieces)
+    _bounded(len(separator) * len(strings) + sum(len(piece) for piece in strings))
+    return separator.join(strings)
+
+
+def _bounded(length: int) -> None:
+    if length > TEXT_MAX:
+        raise SecurityError(f"the chat template would make a text of {length} characters")
+
+
+class _TemplateDict:
+    """`dict(...)` in a template, without the type behind it."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+        return dict(*args, **kwargs)
+
+    def fromkeys(self, *args: Any) -> dict[Any, Any]:
+        return dict.fromkeys(*args)
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    # Jinja's own filter escapes HTML and sorts the keys; models were trained on this form.
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+
+
+def _raise(message: str) -> None:
+    raise TemplateError(message)
+
+
+def _range(*args: int) -> range:
+    numbers = range(*args)
+    if len(numbers) > RANGE_MAX:
+        raise SecurityError(f"a chat template may count to {RANGE_MAX}, not over {len(numbers)} numbers")
+    return numbers
+
+
+def chat_environment(now: Callable[[], datetime]) -> ChatEnvironment:
+    """An environment with what chat templates expect. `now` gives the moment for `strftime_now`."""
+    environment = ChatEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals.update(
+        raise_exception=_raise,
+        strftime_now=lambda form: now().strftime(form),
+        dict=_TemplateDict(),
+        namespace=_TemplateNamespace,
+        range=_range,
+    )
+    return environment
