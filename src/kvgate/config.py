@@ -11,10 +11,13 @@ MIB = 1024 * 1024
 class Settings:
     """What `kvgate serve` runs with. Times in seconds, sizes in the unit of their name."""
 
-    upstream: str | None = None  # http://host:port; None: the embedded engine
+    upstream: str | None = None  # http(s)://host:port, unix:/path; None: the embedded engine
+    upstream_ca: str | None = None  # PEM file; None: the system's CAs
     engine: str | None = None  # llamacpp | vllm; None: llamacpp for the embedded engine
-    listen_host: str = "127.0.0.1"
+    listen_host: str = "127.0.0.1"  # or unix:/path, and port 0
     listen_port: int = 8080
+    tls_cert: str | None = None  # PEM file; None: clients speak plain HTTP
+    tls_key: str | None = None  # PEM file; None: in the file of tls_cert
     admin_host: str = "127.0.0.1"
     admin_port: int = 9090
     total_blocks: int | None = None
@@ -28,12 +31,16 @@ class Settings:
     line_limit: int = 1024
     allow_paths: tuple[str, ...] = ()
     busy_status: int = 429  # 429, 503 or 529
+    read_usage: bool = True  # ask the engine for the usage of streams, and keep it from the client
     max_body_bytes: int = 32 * MIB
+    body_memory: int = 1024 * MIB  # all request bodies that are held at once
+    max_connections: int = 16384
     abort_grace: float | None = None  # None: the engine's own figure
     connect_timeout: float = 5.0
     count_timeout: float = 10.0
     engine_idle_timeout: float = 600.0  # silence before headers or between bytes
     client_timeout: float = 60.0  # for one whole request head and body to arrive; idle keep-alive
+    client_idle_timeout: float = 60.0  # a client takes nothing of what waits for it, or is not there
     drain_timeout: float = 30.0
     embedded_cells: int = 2048
     embedded_slots: int = 8

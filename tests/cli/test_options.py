@@ -15,9 +15,18 @@ from kvgate.config import Settings
 
 CONFIGURATION = Path(__file__).parents[2] / "docs" / "configuration.md"
 
+# Options that name a file only look whether it is there.
+FILE = CONFIGURATION
 # A value of each option that is not its default: as text, and as the fields it sets.
 OTHER: dict[str, tuple[str, dict[str, Any]]] = {
     "listen": ("0.0.0.0:81", {"listen_host": "0.0.0.0", "listen_port": 81}),
+    "tls-cert": (str(FILE), {"tls_cert": str(FILE)}),
+    "tls-key": (str(FILE), {"tls_key": str(FILE)}),
+    "upstream-ca": (str(FILE), {"upstream_ca": str(FILE)}),
+    "read-usage": ("false", {"read_usage": False}),
+    "body-memory": ("5000", {"body_memory": 5000}),
+    "max-connections": ("7", {"max_connections": 7}),
+    "client-idle-timeout": ("8", {"client_idle_timeout": 8.0}),
     "admin": ("[::1]:0", {"admin_host": "::1", "admin_port": 0}),
     "upstream": ("http://engine:8000/", {"upstream": "http://engine:8000"}),
     "engine": ("vllm", {"engine": "vllm"}),
@@ -61,7 +70,7 @@ def toml(option: Option, text: str) -> str:
     if option.multiple:
         return f'["{text}"]'
     is_number = isinstance(option.type, click.IntRange | click.FloatRange) or option.name == "busy-status"
-    return text if is_number else f'"{text}"'
+    return text if is_number or option.type is click.BOOL else f'"{text}"'
 
 
 def config(tmp_path: Path, text: str) -> str:
@@ -102,6 +111,24 @@ def test_an_option_can_be_set_by_file(option: Option, underscore: bool, tmp_path
     assert parsed("--config", file) == dataclasses.replace(Settings(), **fields)
 
 
+@pytest.mark.parametrize(
+    ("text", "upstream"),
+    [
+        ("https://engine", "https://engine:443"),
+        ("http://[::1]:8000/", "http://[::1]:8000"),
+        ("unix:/run/engine.sock", "unix:/run/engine.sock"),
+        ("http+unix://%2Frun%2Fengine.sock/v2", "http+unix://%2Frun%2Fengine.sock/v2"),
+    ],
+)
+def test_an_engine_can_be_named_in_every_way_it_can_be_reached(text: str, upstream: str) -> None:
+    assert parsed("--upstream", text).upstream == upstream
+
+
+def test_a_unix_socket_to_listen_on_is_a_host_without_a_port() -> None:
+    settings = parsed("--listen", "unix:/run/kvgate.sock")
+    assert (settings.listen_host, settings.listen_port) == ("unix:/run/kvgate.sock", 0)
+
+
 def test_a_flag_beats_the_environment_which_beats_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -138,6 +165,7 @@ def test_an_option_is_documented_with_its_environment_and_default(option: Option
         ("[serve]\nmax-wait = 1", "[serve] is a table"),
         ("max-wait = true", "max-wait must be a number, got True"),
         ('max-wait = "1"', "max-wait must be a number"),
+        ("read-usage = 1", "read-usage must be true or false, got 1"),
         ("context = 1.5", "context must be a whole number"),
         ("engine = 3", "engine must be a string"),
         ('allow-path = "/x"', "allow-path must be a list of strings"),
@@ -166,12 +194,17 @@ def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
         ("--listen", ":8080"),
         ("--listen", "host:99999"),
         ("--listen", "::1:8080"),
-        ("--upstream", "https://host:1"),
+        ("--listen", "unix:kvgate.sock"),
+        ("--listen", "unix:/" + 110 * "x"),
+        ("--tls-cert", "/no/such/file"),
+        ("--upstream", "https://host:1/v1"),
+        ("--upstream", "ftp://host:1"),
+        ("--upstream", "unix:engine.sock"),
         ("--upstream", "http://host:1/v1"),
         ("--upstream", "host:8000"),
         ("--upstream", "http://host:port"),
         ("--upstream", "http://me:secret@host:1"),
-        ("--engine", "tgi"),
+        ("--engine", "gpt"),
         ("--total-blocks", "0"),
         ("--safety-fraction", "0"),
         ("--safety-fraction", "1.1"),

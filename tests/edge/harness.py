@@ -261,6 +261,7 @@ class Stack:
             "--block-size": "1",
             "--context": str(self.context),
             "--engine-idle-timeout": "2",
+            "--client-idle-timeout": "2",
             "--abort-grace": "0.2",
         }
         for name, value in zip(options[::2], options[1::2], strict=True):
@@ -281,6 +282,11 @@ class Stack:
 
     def status(self) -> Any:
         return get_json(self.gateway.admin_port, "/status")
+
+    def metrics(self) -> str:
+        url = f"http://127.0.0.1:{self.gateway.admin_port}/metrics"
+        with urllib.request.urlopen(url, timeout=5) as answer:
+            return str(answer.read(), "utf-8")
 
     def pool(self) -> Any:
         return self.status()["pools"][0]

@@ -17,6 +17,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from kvgate.core.records import Ending, Reason
 from kvgate.edge.admin import AdminServer
+from kvgate.edge.relay.finished import Finished
+from kvgate.edge.reload import CannotReload
 
 SNAPSHOT = """{
   "version": "0.1.0", "uptime_seconds": 1.5, "ready": true, "draining": false,
@@ -29,13 +31,6 @@ SNAPSHOT = """{
     "refusals": {"kv_capacity": 5}, "releases": {"completed": 4}
   }
 }"""
-
-
-@dataclass
-class Finished:
-    outcome: str
-    seconds: float
-    wait_seconds: float
 
 
 class FakeGateway:
@@ -238,6 +233,7 @@ def test_an_explanation_that_fails_says_why(error: Exception, status: int) -> No
         ("GET", "/", 404),
         ("POST", "/v1/chat/completions", 404),
         ("GET", "/explain", 405),
+        ("GET", "/reload", 405),
         ("POST", "/status", 405),
         ("DELETE", "/status", 501),
     ],
@@ -257,6 +253,41 @@ def test_an_odd_or_huge_body_length_is_refused_unread(length: str, status: int) 
     async def test(ask: Running) -> None:
         answer = await ask("POST", "/explain", None, {"content-length": length})
         assert (answer.status, answer.headers["connection"]) == (status, "close")
+
+    run(test)
+
+
+def test_a_reload_is_run_on_the_gateways_loop_and_its_result_is_shown() -> None:
+    threads: list[threading.Thread] = []
+
+    def reload() -> dict[str, Any]:
+        threads.append(threading.current_thread())
+        return {"changed": {"max_wait": {"from": 0.0, "to": 2.0}}, "needs_restart": {}}
+
+    async def test(ask: Running) -> None:
+        answer = await ask("POST", "/reload", b"")
+        assert (answer.status, answer.json()) == (200, reload())
+        assert set(threads) == {threading.current_thread()}
+
+    run(test, reload=reload)
+
+
+def test_a_reload_that_cannot_be_done_says_why_and_one_with_a_body_is_no_reload() -> None:
+    def reload() -> dict[str, Any]:
+        raise CannotReload("kvgate.toml: no such option")
+
+    async def test(ask: Running) -> None:
+        answer = await ask("POST", "/reload", b"")
+        assert answer.status == 400
+        assert "nothing was changed: kvgate.toml: no such option" in answer.json()["error"]["message"]
+        assert (await ask("POST", "/reload", b"max-wait = 1")).status == 404
+
+    run(test, reload=reload)
+
+
+def test_a_gateway_without_options_has_nothing_to_reload() -> None:
+    async def test(ask: Running) -> None:
+        assert (await ask("POST", "/reload", b"")).status == 400
 
     run(test)
 

@@ -163,7 +163,13 @@ async def test_a_refusal_names_the_cap_that_would_be_admitted(small: Stack) -> N
 
 async def test_no_path_reaches_the_engine_without_a_price(small: Stack) -> None:
     await asyncio.to_thread(small.engine.stats, reset=True)
-    paths = ["/v1/responses", "/v1/messages", "/completion", "/v1/chat/completions/", "//v1/chat/completions"]
+    paths = [
+        "/invocations",
+        "/v1/audio/transcriptions",
+        "/generate",
+        "/v1/chat/completions/",
+        "//v1/chat/completions",
+    ]
     paths += ["/V1/chat/completions", "/v1/embeddings/", "/v1/embeddings/../chat/completions"]
     for path in paths:
         answer = await small.fetch(request(path, payload(False)))

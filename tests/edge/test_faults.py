@@ -87,9 +87,14 @@ def half_an_answer(name: str) -> Fault:
     async def fault(stack: Stack, turn: int) -> None:
         script = {"chunks": 6, "fault": name, "fault_after": 1 + turn % 5, "split": None}
         answer = await stack.fetch(request(body=payload(turn % 2 == 0), script=script))
-        # What was sent cannot be taken back; but it must not look whole.
         assert answer.status == 200, answer.body
-        assert not answer.complete or b'"error"' in answer.body
+        # What was sent cannot be taken back, but it must not look whole.
+        if turn % 2 == 0:
+            assert answer.complete
+            assert b'"code": "engine_unavailable"' in answer.body
+            assert b"[DONE]" not in answer.body
+        else:
+            assert not answer.complete
 
     return fault
 

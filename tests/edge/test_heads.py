@@ -41,6 +41,23 @@ def test_the_way_of_a_request_is_added_to_not_replaced() -> None:
     assert b"via: 1.0 edge, 1.1 kvgate\r\n" in lines
 
 
+def test_what_a_client_claims_over_several_lines_stays_and_our_own_entry_is_the_last() -> None:
+    lines = head(
+        [(b"X-Forwarded-For", b"10.0.0.1"), (b"x-forwarded-for", b"192.0.2.7"), (b"Via", b"1.1 a, 1.1 b")]
+    )
+
+    assert lines.lower().count(b"x-forwarded-for") == 1
+    assert b"x-forwarded-for: 10.0.0.1, 192.0.2.7, 192.0.2.7\r\n" in lines
+    assert b"via: 1.1 a, 1.1 b, 1.1 kvgate\r\n" in lines
+
+
+def test_a_client_cannot_drop_our_entry_by_naming_it_in_connection() -> None:
+    lines = head([(b"Connection", b"x-forwarded-for, via"), (b"X-Forwarded-For", b"10.0.0.1")])
+
+    assert b"x-forwarded-for: 10.0.0.1, 192.0.2.7\r\n" in lines
+    assert b"via: 1.1 kvgate\r\n" in lines
+
+
 def test_a_header_that_would_defeat_the_gate_is_dropped() -> None:
     assert b"abc" not in head([(b"X-Conversation-Id", b"abc")], frozenset({b"x-conversation-id"}))
 

@@ -14,72 +14,17 @@ import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
+from typing import Any
 
 import click
 
+from kvgate.cli.addresses import Address, EngineUrl, ListenAddress, ParamType, UrlPath
 from kvgate.config import Settings
-
-# click 8.1 has no generic ParamType to subscript when running; its later stubs ask for one.
-if TYPE_CHECKING:
-    ParamType = click.ParamType[Any]
-else:
-    ParamType = click.ParamType
+from kvgate.wire.engines.known import ENGINES as KNOWN
 
 ENVIRONMENT_PREFIX = "KVGATE"
-
-
-class Address(ParamType):
-    """HOST:PORT, with an IPv6 host in brackets. Port 0 means any free port."""
-
-    name = "HOST:PORT"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[str, int]:
-        if isinstance(value, tuple):
-            return value
-        host, colon, port = str(value).rpartition(":")
-        if host.startswith("[") and host.endswith("]"):
-            host = host[1:-1]
-        elif ":" in host:
-            self.fail(f"{value!r}: put an IPv6 address in brackets, as in [::1]:8080", param, ctx)
-        if not colon or not host or not (port.isascii() and port.isdigit()) or int(port) > 65535:
-            self.fail(f"{value!r} is not HOST:PORT, for example 127.0.0.1:8080", param, ctx)
-        return host, int(port)
-
-
-class EngineUrl(ParamType):
-    """http://HOST:PORT of the engine: the client's own path is put behind it, so it has none."""
-
-    name = "URL"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        text = str(value)
-        try:
-            parts = urlsplit(text)
-            host, port = parts.hostname, parts.port
-        except ValueError as wrong:
-            self.fail(f"{text!r}: {wrong}", param, ctx)
-        if parts.scheme != "http" or not host or parts.username is not None:
-            self.fail(f"{text!r} is not http://HOST:PORT (plain HTTP, no user name)", param, ctx)
-        if parts.path not in ("", "/") or parts.query or parts.fragment:
-            self.fail(f"{text!r} has a path: give only http://HOST:PORT, without /v1", param, ctx)
-        shown = f"[{host}]" if ":" in host else host
-        return f"http://{shown}:{80 if port is None else port}"
-
-
-class UrlPath(ParamType):
-    """A path of the engine, as a client asks for it."""
-
-    name = "PATH"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        text = str(value)
-        if not text.startswith("/") or "?" in text or "#" in text:
-            self.fail(f"{text!r} is not a path: it starts with / and has no query", param, ctx)
-        return text
+# Where a context keeps what was typed, for reading the options again.
+ARGUMENTS = "kvgate.arguments"
 
 
 class Number(click.FloatRange):
@@ -118,6 +63,8 @@ class Option:
     def default(self) -> Any:
         """The default of Settings, written as a user would write it."""
         values = [getattr(DEFAULTS, field) for field in self.fields]
+        if isinstance(values[0], bool):
+            return str(values[0]).lower()
         return f"{values[0]}:{values[1]}" if len(values) == 2 else values[0]
 
 
@@ -127,19 +74,27 @@ SECONDS = Number(min=0)
 TIMEOUT = Number(min=0, min_open=True)
 FRACTION = Number(min=0, min_open=True, max=1)
 BUSY = click.Choice(["429", "503", "529"])
-ENGINES = click.Choice(["llamacpp", "vllm"])
+ENGINES = click.Choice(sorted(KNOWN))
+PEM_FILE = click.Path(exists=True, dir_okay=False)
 
 _ADDRESSES, _ENGINE = "Addresses", "The engine and its sizes (with --upstream)"
 _EMBEDDED, _ADMISSION, _LIMITS = "The embedded engine (without --upstream)", "Admission", "Limits"
 
 # fmt: off
 OPTIONS: tuple[Option, ...] = (
-    Option("listen", ("listen_host", "listen_port"), Address(), _ADDRESSES,
-           "Where clients connect; port 0 takes any free one."),
+    Option("listen", ("listen_host", "listen_port"), ListenAddress(), _ADDRESSES,
+           "Where clients connect: HOST:PORT (port 0 takes any free one) or unix:/PATH."),
+    Option("tls-cert", ("tls_cert",), PEM_FILE, _ADDRESSES,
+           "PEM file with the certificate that clients are shown; unset: plain HTTP.", "FILE"),
+    Option("tls-key", ("tls_key",), PEM_FILE, _ADDRESSES,
+           "PEM file with its key; unset: it is in the file of --tls-cert.", "FILE"),
     Option("admin", ("admin_host", "admin_port"), Address(), _ADDRESSES,
            "Where /status, /metrics, /healthz and /readyz are served. Keep it private."),
     Option("upstream", ("upstream",), EngineUrl(), _ADDRESSES,
-           "The engine. Without it, kvgate starts its embedded one.", "http://HOST:PORT"),
+           "The engine: http:// or https://HOST:PORT, or unix:/PATH. Without it, kvgate starts its "
+           "embedded one.", "URL"),
+    Option("upstream-ca", ("upstream_ca",), PEM_FILE, _ADDRESSES,
+           "PEM file with the CA of an https:// engine; unset: the system's CAs.", "FILE"),
     Option("engine", ("engine",), ENGINES, _ENGINE, "What runs at --upstream."),
     Option("total-blocks", ("total_blocks",), COUNT, _ENGINE,
            "KV blocks of the engine. vLLM: the num_gpu_blocks that it prints, minus 1. "
@@ -164,8 +119,15 @@ OPTIONS: tuple[Option, ...] = (
            "POST path to pass on without a price; may be repeated. Nothing is reserved for it.",
            "PATH", multiple=True),
     Option("busy-status", ("busy_status",), BUSY, _ADMISSION, "Status of the answer 'come back later'."),
+    Option("read-usage", ("read_usage",), click.BOOL, _ADMISSION,
+           "Ask the engine for the usage of every stream, and take it out again where the client did not "
+           "ask.", "BOOLEAN"),
     Option("max-body-bytes", ("max_body_bytes",), COUNT, _LIMITS,
            "Largest request body; a larger one gets 413.", "N"),
+    Option("body-memory", ("body_memory",), COUNT, _LIMITS,
+           "Bytes of request bodies that are held at once, over all clients.", "N"),
+    Option("max-connections", ("max_connections",), COUNT, _LIMITS,
+           "Client connections at once; one more is answered 503.", "N"),
     Option("abort-grace", ("abort_grace",), SECONDS, _LIMITS,
            "Seconds from closing a cancelled request to giving its blocks back; unset: the engine's own "
            "figure.", "S"),
@@ -177,6 +139,8 @@ OPTIONS: tuple[Option, ...] = (
            "Seconds of silence, before headers or between bytes, after which an answer has failed.", "S"),
     Option("client-timeout", ("client_timeout",), TIMEOUT, _LIMITS,
            "Seconds for one whole request to arrive, and for an idle connection to stay open.", "S"),
+    Option("client-idle-timeout", ("client_idle_timeout",), TIMEOUT, _LIMITS,
+           "Seconds that a client may take nothing of what waits for it, or not be there at all.", "S"),
     Option("drain-timeout", ("drain_timeout",), SECONDS, _LIMITS,
            "Seconds that running answers get to finish when kvgate stops.", "S"),
 )
@@ -251,6 +215,10 @@ def _as_text(path: Path, key: str, value: object, option: Option) -> str | list[
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
             raise BadConfig(f"{path}: {key} must be a list of strings")
         return value
+    if option.type is click.BOOL:
+        if not isinstance(value, bool):
+            raise BadConfig(f"{path}: {key} must be true or false, got {value!r}")
+        return str(value).lower()
     wants_number = isinstance(option.type, click.IntRange | click.FloatRange) or option.type is BUSY
     wanted: tuple[type, ...] = (str,)
     if wants_number:
@@ -277,7 +245,15 @@ def settings_from(parameters: Mapping[str, Any]) -> Settings:
 
 
 class ServeCommand(click.Command):
-    """Shows the options in the table's sections instead of one long list."""
+    """Shows the options in the table's sections instead of one long list; can be parsed again."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ctx.meta[ARGUMENTS] = list(args)
+        return super().parse_args(ctx, args)
+
+    def settings_again(self, arguments: list[str]) -> Settings:
+        """The Settings that the same flags, the environment and the file mean now."""
+        return settings_from(self.make_context("serve", list(arguments)).params)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         sections: dict[str, list[tuple[str, str]]] = {option.section: [] for option in OPTIONS}

@@ -1,8 +1,9 @@
 """`kvgate serve`: the gateway and its admin server in one process, until a signal.
 
 Promises: one ready line on stdout, and only when both ports answer; SIGTERM or SIGINT lets running
-answers finish (up to --drain-timeout) and exits with 0; SIGINT during that ends at once; the
-embedded engine never outlives the command; what the user can mend is told without a traceback.
+answers finish (up to --drain-timeout) and exits with 0; a second one ends at once; SIGHUP reads the
+options again; the embedded engine never outlives the command; what the user can mend is told
+without a traceback.
 """
 
 from __future__ import annotations
@@ -20,15 +21,19 @@ from typing import Any, NoReturn
 import click
 import uvloop
 
-from kvgate.cli.options import ENVIRONMENT_PREFIX, ServeCommand, serve_options, settings_from
+from kvgate.cli.options import ARGUMENTS, ENVIRONMENT_PREFIX, ServeCommand, serve_options, settings_from
+from kvgate.cli.reloading import Reloader
 from kvgate.config import Settings
 from kvgate.core.records import Misuse, PoolFacts
+from kvgate.edge import open_files
 from kvgate.edge.admin import AdminServer
+from kvgate.edge.collector import Collector
 from kvgate.edge.embedded import EmbeddedEngine, EmbeddedUnavailable
 from kvgate.edge.gateway import Gateway
+from kvgate.edge.listening import UNIX
 
-# Exit status of a process that an interrupt ended: 128 + SIGINT, as shells count.
-INTERRUPTED = 130
+# Exit status of a process that a second signal ended: 128 + its number, as shells count.
+INTERRUPTED = 128 + signal.SIGINT
 
 WHERE_TO_READ = {
     "vllm": {
@@ -52,6 +57,10 @@ SIZES = ("total_blocks", "block_size", "context", "max_seqs")
 
 def check(settings: Settings) -> None:
     """Say everything that is wrong with the combination of options, in one error."""
+    if settings.tls_key is not None and settings.tls_cert is None:
+        raise click.UsageError("--tls-key needs --tls-cert: a key alone makes no TLS.")
+    if settings.upstream_ca is not None and not (settings.upstream or "").startswith("https:"):
+        raise click.UsageError("--upstream-ca: only with --upstream https://HOST:PORT.")
     if settings.upstream is None:
         _check_embedded(settings)
         return
@@ -131,14 +140,16 @@ def serve(**parameters: Any) -> None:
     """
     settings = settings_from(parameters)
     check(settings)
+    arguments = click.get_current_context().meta[ARGUMENTS]
     # Until the loop has handlers of its own there is nothing to drain: both signals end with 0.
     signal.signal(signal.SIGTERM, _leave)
     signal.signal(signal.SIGINT, _leave)
     if settings.upstream is not None:
-        uvloop.run(_serve(settings, facts_of(settings), None))
+        uvloop.run(_serve(settings, facts_of(settings), None, arguments))
         return
     with _start_embedded(settings) as embedded:
-        uvloop.run(_serve(_with_embedded(settings, embedded), _embedded_facts(settings, embedded), embedded))
+        facts = _embedded_facts(settings, embedded)
+        uvloop.run(_serve(_with_embedded(settings, embedded), facts, embedded, arguments))
 
 
 def _leave(_signal: int, _frame: FrameType | None) -> NoReturn:
@@ -179,20 +190,40 @@ def _embedded_facts(settings: Settings, embedded: EmbeddedEngine) -> PoolFacts:
     return facts
 
 
-async def _serve(settings: Settings, facts: PoolFacts, embedded: EmbeddedEngine | None) -> None:
+async def _serve(
+    settings: Settings, facts: PoolFacts, embedded: EmbeddedEngine | None, arguments: list[str]
+) -> None:
+    limit = open_files.raise_limit(settings.max_connections)
+    too_few = open_files.warning(settings.max_connections, limit)
+    if too_few is not None:
+        _progress(f"kvgate: {too_few}")
+    try:
+        gateway = Gateway(settings, facts, connections_max=open_files.carried(limit))
+    except ValueError as wrong:
+        raise click.UsageError(str(wrong)) from None
+
+    def read_again() -> Settings:
+        again = serve.settings_again(arguments)
+        check(again)
+        return again if embedded is None else _with_embedded(again, embedded)
+
+    reloader = Reloader(gateway, read_again, _progress)
+    admin = AdminServer(gateway, settings.admin_host, settings.admin_port, reload=reloader)
     stop = asyncio.Event()
     _listen_for_signals(stop, embedded)
-    gateway = Gateway(settings, facts)
-    admin = AdminServer(gateway, settings.admin_host, settings.admin_port)
     await _bind(gateway.start(), settings.listen_host, settings.listen_port, "--listen")
     try:
         await _bind(admin.start(), settings.admin_host, settings.admin_port, "--admin")
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reloader.on_signal)
+        scheme = "http" if gateway.tls is None else "https"
         click.echo(
-            f"kvgate listening on {_url(settings.listen_host, gateway.port)}, "
+            f"kvgate listening on {_url(settings.listen_host, gateway.port, scheme)}, "
             f"admin on {_url(settings.admin_host, admin.port)}, "
             f"engine {facts.engine} at {settings.upstream}"
         )
         sys.stdout.flush()
+        gateway.collector = Collector(gateway.loop_lag.note)
+        gateway.collector.start()
         await stop.wait()
     finally:
         # The admin server goes last: /status shows the draining, /readyz says no.
@@ -209,32 +240,37 @@ async def _bind(starting: Awaitable[object], host: str, port: int, option: str) 
     except OSError as wrong:
         # asyncio and socketserver word this differently; the system's own words are enough.
         why = os.strerror(wrong.errno) if wrong.errno and wrong.errno > 0 else str(wrong)
+        where, other = f"{host}:{port}", "HOST:PORT (port 0: any free one)"
+        if host.startswith(UNIX):
+            where, other = host, "unix:/PATH"
         raise click.ClickException(
-            f"cannot listen on {host}:{port}: {why}. "
-            f"Choose another address with {option} HOST:PORT (port 0: any free one)."
+            f"cannot listen on {where}: {why}. Choose another address with {option} {other}."
         ) from None
 
 
 def _listen_for_signals(stop: asyncio.Event, embedded: EmbeddedEngine | None) -> None:
     loop = asyncio.get_running_loop()
 
-    def interrupted() -> None:
+    def stopped(by: signal.Signals) -> None:
         if stop.is_set():
-            _end_at_once(embedded)
+            _end_at_once(embedded, by)
         stop.set()
-        _progress("kvgate: letting running answers finish; Ctrl-C again ends at once")
+        if by is signal.SIGINT:
+            _progress("kvgate: letting running answers finish; Ctrl-C again ends at once")
 
-    loop.add_signal_handler(signal.SIGINT, interrupted)
-    loop.add_signal_handler(signal.SIGTERM, stop.set)
+    for each in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(each, stopped, each)
 
 
-def _end_at_once(embedded: EmbeddedEngine | None) -> NoReturn:
+def _end_at_once(embedded: EmbeddedEngine | None, by: signal.Signals) -> NoReturn:
     if embedded is not None:
         with suppress(ProcessLookupError):
             os.kill(embedded.pid, signal.SIGKILL)
     # Not sys.exit: nothing that waits, in this loop or in a thread, may hold up the user.
-    os._exit(INTERRUPTED)
+    os._exit(128 + by)
 
 
-def _url(host: str, port: int) -> str:
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+def _url(host: str, port: int, scheme: str = "http") -> str:
+    if host.startswith(UNIX):
+        return host
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"

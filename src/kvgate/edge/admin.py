@@ -2,7 +2,8 @@
 
 It runs in a thread, so that a scrape is rendered beside the relay and not in it, and so that it can
 say so when the relay's loop no longer answers. Everything it shows is read on that loop, within a
-bounded time; it changes nothing. It has no password: keep the port private.
+bounded time; all it changes is what POST /reload reads out of the operator's own file. It has no
+password: keep the port private.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from http.server import BaseHTTPRequestHandler
 from typing import Any, Protocol, TypeVar
 from urllib.parse import parse_qs, urlsplit
 
+from kvgate.edge.reload import CannotReload
 from kvgate.edge.telemetry import CONTENT_TYPE, Snapshot, Telemetry
 
 T = TypeVar("T")
@@ -55,8 +57,17 @@ class Gatewayish(Protocol):
 class AdminServer:
     """Serves one gateway's figures at `host:port`; port 0 takes a free one, told by `.port`."""
 
-    def __init__(self, gateway: Gatewayish, host: str, port: int, *, loop_wait: float = LOOP_WAIT) -> None:
+    def __init__(
+        self,
+        gateway: Gatewayish,
+        host: str,
+        port: int,
+        *,
+        loop_wait: float = LOOP_WAIT,
+        reload: Callable[[], dict[str, Any]] | None = None,
+    ) -> None:
         self.port = port
+        self._reload = reload
         self._gateway = gateway
         self._host = host
         self._loop_wait = loop_wait
@@ -90,6 +101,12 @@ class AdminServer:
 
     def ready(self) -> bool:
         return self._on_loop(lambda: self._gateway.ready)
+
+    def reload(self) -> dict[str, Any]:
+        """Read the options again. Raises `CannotReload`; then nothing has changed."""
+        if self._reload is None:
+            raise CannotReload("this gateway was not started from options that could be read again")
+        return self._on_loop(self._reload)
 
     def explain(self, path: str, body: bytes) -> dict[str, Any]:
         async def ask() -> dict[str, Any]:
@@ -188,12 +205,18 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(HTTPStatus.OK, CONTENT_TYPE, admin.telemetry.render())
         elif path == "/explain":
             self._refuse(HTTPStatus.METHOD_NOT_ALLOWED, "POST the request's JSON body to /explain")
+        elif path == "/reload":
+            self._refuse(HTTPStatus.METHOD_NOT_ALLOWED, "POST to /reload, without a body")
         else:
             self._refuse(HTTPStatus.NOT_FOUND, UNKNOWN)
 
     def _post(self, path: str) -> None:
         # Whatever is refused below leaves its body unread, so the connection cannot be used again.
         self.close_connection = True
+        if path == "/reload" and self.headers.get("content-length", "0") == "0":
+            self.close_connection = False
+            self._json(HTTPStatus.OK, self.server.admin.reload())
+            return
         if path != "/explain":
             known = path in ("/healthz", "/readyz", "/status", "/metrics")
             status = HTTPStatus.METHOD_NOT_ALLOWED if known else HTTPStatus.NOT_FOUND
@@ -216,6 +239,8 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self, handle: Callable[[str], None]) -> None:
         try:
             handle(urlsplit(self.path).path)
+        except CannotReload as wrong:
+            self._refuse(HTTPStatus.BAD_REQUEST, f"nothing was changed: {wrong}")
         except LoopStuck as stuck:
             self._refuse(HTTPStatus.SERVICE_UNAVAILABLE, str(stuck))
         except EngineTrouble as trouble:
@@ -251,4 +276,4 @@ class _Handler(BaseHTTPRequestHandler):
         """Silent: health checks every second are no news."""
 
 
-UNKNOWN = "no such page; there are /healthz, /readyz, /status, /metrics and POST /explain"
+UNKNOWN = "no such page; there are /healthz, /readyz, /status, /metrics, POST /explain and POST /reload"

@@ -7,7 +7,7 @@ import asyncio
 from kvgate.edge.relay.heads import Headers, request_head
 from kvgate.edge.relay.pool import EnginePool, EngineUnavailable, Fetched
 from kvgate.wire.dialects.openai import Shape
-from kvgate.wire.engines import CountCall, Engine, NoCount
+from kvgate.wire.engines import CountCall, CountPlan, Engine, NoCount
 
 # llama.cpp answers from a small thread pool that its streams share; a storm of counting calls
 # must not keep them waiting.
@@ -28,24 +28,22 @@ class Counter:
     def __init__(self, pool: EnginePool, engine: Engine, timeout: float) -> None:
         self._pool = pool
         self._engine = engine
-        self._timeout = timeout
+        self.timeout = timeout
         self._turn = asyncio.Semaphore(CALLS_AT_ONCE)
 
-    def known(self, shape: Shape) -> tuple[int, ...] | None:
-        """The counts, where the request states them itself (token ids); else None."""
-        if shape.is_chat or not all(isinstance(prompt, list) for prompt in shape.prompts):
-            return None
-        return tuple(len(prompt) for prompt in shape.prompts)
+    def plan(self, shape: Shape) -> CountPlan:
+        """What is asked of the engine, and what is known without asking."""
+        return self._engine.plan(shape)
 
-    async def count(self, shape: Shape, headers: Headers, peer: bytes) -> tuple[int, ...]:
+    async def count(self, plan: CountPlan, headers: Headers, peer: bytes) -> tuple[int, ...]:
         """Tokens of each prompt. Raises `EngineUnavailable` or `CountRefused`."""
         try:
-            async with asyncio.timeout(self._timeout):
+            async with asyncio.timeout(self.timeout):
                 return tuple(
-                    [await self._one(call, headers, peer) for call in self._engine.count_calls(shape)]
+                    [sum([await self._one(term, headers, peer) for term in part]) for part in plan.parts]
                 )
         except TimeoutError:
-            raise EngineUnavailable(f"no prompt count within {self._timeout:g} s") from None
+            raise EngineUnavailable(f"no prompt count within {self.timeout:g} s") from None
 
     async def _one(self, call: CountCall | int, headers: Headers, peer: bytes) -> int:
         if isinstance(call, int):

@@ -6,18 +6,20 @@ from typing import TYPE_CHECKING
 
 from kvgate.core.records import Ask, Granted
 from kvgate.edge import clock
+from kvgate.wire.engines import CountPlan
 from kvgate.wire.refusal import message_of, status_of
 
 if TYPE_CHECKING:
     from kvgate.edge.gateway import Gateway
 
 
-def explain_ask(gateway: Gateway, ask: Ask) -> dict[str, object]:
+def explain_ask(gateway: Gateway, ask: Ask, plan: CountPlan, cap_name: str) -> dict[str, object]:
     """What `ask` would be answered now, as the admin server shows it. Changes nothing."""
     facts = gateway.gate.facts
     given = gateway.gate.explain(ask, clock.now())
     shown: dict[str, object] = {
         "prompt_tokens": sum(ask.prompts),
+        "count_source": "whole_context" if plan.is_whole_context else plan.source,
         "sequences": ask.choices * len(ask.prompts),
         "output_cap_was_set": ask.output_cap is not None,
         "block_size": facts.block_size,
@@ -44,5 +46,5 @@ def explain_ask(gateway: Gateway, ask: Ask) -> dict[str, object]:
         "needed_blocks": given.needed_tokens // facts.block_size,
         "needed_tokens": given.needed_tokens,
         "output_cap_that_fits": given.output_cap_that_fits,
-        "message": message_of(given),
+        "message": message_of(given, cap_name),
     }

@@ -47,11 +47,14 @@ class Gatekeeper:
         if self._waiting.pop(key, None) is not None:
             self._deliver(self.gate.ended(key, Ending.CANCELLED, clock.now()))
 
-    def ended(self, key: Key, ending: Ending, after: float = 0.0) -> None:
-        """End a reservation, `after` seconds from now (the engine's abort grace)."""
+    def ended(
+        self, key: Key, ending: Ending, after: float = 0.0, then: Callable[[], None] | None = None
+    ) -> None:
+        """End a reservation, `after` seconds from now (the engine's abort grace); `then` hears of it
+        where it was not at once."""
         if after > 0:
             self.lingering += 1
-            self._loop.call_later(after, self._end_lingering, key, ending)
+            self._loop.call_later(after, self._end_lingering, key, ending, then)
         else:
             self._deliver(self.gate.ended(key, ending, clock.now()))
 
@@ -59,8 +62,10 @@ class Gatekeeper:
         """The engine has other sizes now."""
         self._deliver(self.gate.resize(facts, clock.now()))
 
-    def _end_lingering(self, key: Key, ending: Ending) -> None:
+    def _end_lingering(self, key: Key, ending: Ending, then: Callable[[], None] | None) -> None:
         self.lingering -= 1
+        if then is not None:
+            then()
         self._deliver(self.gate.ended(key, ending, clock.now()))
 
     def _deliver(self, answers: Iterable[Granted | Refused]) -> None:

@@ -1,7 +1,8 @@
-"""The gateway of one engine: the gate, the connections on both sides, and what runs now and then.
+"""The gateway of one engine: the gate, the connections on both sides, and what belongs to all requests.
 
-`start` listens; `stop` refuses newcomers, lets streams finish for a while, then closes. The admin
+`start` listens; `stop` refuses newcomers, lets streams finish for a while, then ends them. The admin
 server and the telemetry read `snapshot`; nothing here writes to a log or serves metrics itself.
+`listening`, `housekeeping` and `reload` are the parts that would hide this one.
 """
 
 from __future__ import annotations
@@ -9,66 +10,94 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from kvgate import __version__
 from kvgate.config import Settings
 from kvgate.core.gate import Gate
 from kvgate.core.policy import Policy, worst_case
-from kvgate.core.records import Ask, CapRules, PoolFacts
-from kvgate.edge import clock
+from kvgate.core.price import requested_cap
+from kvgate.core.records import Ask, PoolFacts
+from kvgate.edge import clock, reload
+from kvgate.edge.collector import Collector
 from kvgate.edge.counting import Counter, CountRefused
 from kvgate.edge.explain import explain_ask
 from kvgate.edge.gatekeeper import Gatekeeper
+from kvgate.edge.housekeeping import keep_house, probe
+from kvgate.edge.listening import Listener
+from kvgate.edge.loop_lag import LoopLag
+from kvgate.edge.relay.body_memory import BodyMemory
 from kvgate.edge.relay.client import ClientConnection
-from kvgate.edge.relay.heads import request_head
+from kvgate.edge.relay.finished import Finished
 from kvgate.edge.relay.pool import EnginePool, EngineUnavailable
+from kvgate.edge.tls import engine_context, listening_context
 from kvgate.wire.body import BadBody
 from kvgate.wire.dialects.openai import Shape
+from kvgate.wire.dialects.shape import whole_context
 from kvgate.wire.engines.known import ENGINES
-from kvgate.wire.routes import PRICED
+from kvgate.wire.routes import route_for
 
-LISTEN_BACKLOG = 2048
-SWEEP_SECONDS = 1.0
-PROBE_SECONDS = 2.0
-PROBE_TIMEOUT = 2.0
-
-
-@dataclass(frozen=True, slots=True)
-class Finished:
-    """A priced request that has been answered, or whose client has gone."""
-
-    outcome: str
-    seconds: float
-    wait_seconds: float
+# For the last bytes of ended streams to leave, after the drain.
+FLUSH_SECONDS = 1.0
+LOOK_SECONDS = 0.05
 
 
 class Gateway:
-    """Admission in front of the engine at `settings.upstream`."""
+    """Admission in front of the engine at `settings.upstream`.
 
-    def __init__(self, settings: Settings, facts: PoolFacts, *, policy: Policy = worst_case) -> None:
+    `connections_max` lowers `settings.max_connections` to what the process can hold. Raises `ValueError`
+    for an upstream or certificates that cannot be used.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        facts: PoolFacts,
+        *,
+        policy: Policy = worst_case,
+        connections_max: int | None = None,
+    ) -> None:
         if settings.upstream is None:
             raise ValueError("Settings.upstream must name the engine")
-        self.settings = settings
         self.engine = ENGINES[settings.engine or "llamacpp"]
         self.gate = Gate(facts, policy=policy, line_limit=settings.line_limit)
-        self.allow_paths = frozenset(path.encode("utf-8") for path in settings.allow_paths)
-        grace = settings.abort_grace
-        self.abort_grace = self.engine.abort_grace if grace is None else grace
+        self.bodies = BodyMemory(settings.body_memory)
+        self.tls = (
+            None if settings.tls_cert is None else listening_context(settings.tls_cert, settings.tls_key)
+        )
+        is_secured = settings.upstream.startswith("https:")
+        self._engine_tls = engine_context(settings.upstream_ca) if is_secured else None
+        self._carried = connections_max
         self.clients: set[ClientConnection] = set()
         self.observers: list[Callable[[Finished], None]] = []
+        self.loop_lag = LoopLag()
+        # Only whoever owns the process may say when garbage is collected in it.
+        self.collector: Collector | None = None
         self.is_draining = False
         self.requests = 0
         self._started = clock.now()
-        self._server: asyncio.Server | None = None
-        self._sweeper: asyncio.Task[None] | None = None
-        # The engine's default counts only where the operator has none, and only for completions.
-        self._chat_rules = CapRules(settings.default_output_cap, settings.max_output_cap)
-        default = settings.default_output_cap
-        if default is None:
-            default = self.engine.completions_default_cap
-        self._completion_rules = CapRules(default, settings.max_output_cap)
+        self._listener: Listener | None = None
+        self._housekeeper: asyncio.Task[None] | None = None
+        self.use(settings)
+
+    def use(self, settings: Settings) -> None:
+        """Take over what of `settings` can be changed at any time; `reload.apply` sees to the rest."""
+        self.settings = settings
+        self.allow_paths = frozenset(path.encode("utf-8") for path in settings.allow_paths)
+        grace = settings.abort_grace
+        self.abort_grace = self.engine.abort_grace if grace is None else grace
+        wanted = settings.max_connections
+        self.connections_max = wanted if self._carried is None else min(wanted, self._carried)
+        self.gate.line.limit = settings.line_limit
+        self.bodies.limit = settings.body_memory
+        if self._listener is not None:
+            self.pool.connect_timeout = settings.connect_timeout
+            self.counter.timeout = settings.count_timeout
+            self._listener.watch(settings.client_idle_timeout)
+
+    def reload(self, settings: Settings) -> reload.Reloaded:
+        """Swap limits without dropping a stream. Raises `reload.CannotReload`, with nothing changed."""
+        return reload.apply(self, settings)
 
     async def start(self) -> None:
         """Listen. Raises `OSError` if the address cannot be had."""
@@ -81,71 +110,81 @@ class Gateway:
             self.loop,
             connect_timeout=settings.connect_timeout,
             idle_timeout=self.engine.idle_connection,
+            tls=self._engine_tls,
         )
         self.counter = Counter(self.pool, self.engine, settings.count_timeout)
-        self._server = await self.loop.create_server(
-            lambda: ClientConnection(self),
+        listener = Listener(
             settings.listen_host,
             settings.listen_port,
-            backlog=LISTEN_BACKLOG,
+            tls=self.tls,
+            idle_timeout=settings.client_idle_timeout,
         )
-        await self._probe()
-        self._sweeper = self.loop.create_task(self._sweep())
+        await listener.open(self.loop, lambda: ClientConnection(self))
+        self._listener = listener
+        self.loop_lag.start(self.loop)
+        await probe(self)
+        self._housekeeper = self.loop.create_task(keep_house(self))
 
     async def stop(self) -> None:
-        """Refuse newcomers, wait up to `drain_timeout` for those inside, then close everything."""
+        """Refuse newcomers, wait up to `drain_timeout` for those inside, then end and close everything."""
         self.is_draining = True
         for client in list(self.clients):
             client.close_if_idle()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self.settings.drain_timeout):
-                await self._until_idle()
-        if self._server is not None:
-            self._server.close()
+        await self._until(lambda: all(c.exchange is None for c in self.clients), self.settings.drain_timeout)
+        if self._listener is not None:
+            self._listener.close()
+        late = [client for client in self.clients if client.exchange is not None]
+        for client in late:
+            # Taken apart: an exchange that ends can end others with it.
+            if client.exchange is not None:
+                client.exchange.break_off("The gateway is shutting down.")
+        await self._until(lambda: all(client.is_flushed for client in late), FLUSH_SECONDS)
         for client in list(self.clients):
             client.shut()
-        if self._sweeper is not None:
-            self._sweeper.cancel()
+        if self._housekeeper is not None:
+            self._housekeeper.cancel()
+        self.loop_lag.stop()
         self.pool.close()
         # Let closed transports report back before the loop goes.
         await asyncio.sleep(0)
 
     @property
     def port(self) -> int:
-        """The port that is listened on; differs from the setting where that is 0."""
-        assert self._server is not None
-        return int(self._server.sockets[0].getsockname()[1])
+        """The port that is listened on; differs from the setting where that is 0. 0: a Unix socket."""
+        assert self._listener is not None
+        return self._listener.port
 
     @property
     def ready(self) -> bool:
         """True while requests are taken and the engine can be reached."""
-        return self._server is not None and not self.is_draining and self.pool.is_up
+        return self._listener is not None and not self.is_draining and self.pool.is_up
 
-    def ask_for(self, shape: Shape, prompts: tuple[int, ...]) -> Ask:
-        """The question for the gate, out of a shape and its exact counts."""
-        return Ask(
-            prompts,
-            shape.output_cap,
-            shape.choices,
-            self._chat_rules if shape.is_chat else self._completion_rules,
-            self.settings.max_wait,
-            clock.draw(),
-        )
+    def ask_for(self, shape: Shape, prompts: tuple[int, ...] | None) -> Ask:
+        """The question for the gate, out of a shape and its counts (None: each costs a context)."""
+        rules = reload.cap_rules(self.settings, shape)
+        if prompts is None:
+            requested = requested_cap(shape.output_cap, rules)
+            prompts = whole_context(shape, self.gate.facts.context, requested)
+        return Ask(prompts, shape.output_cap, shape.choices, rules, self.settings.max_wait, clock.draw())
 
-    def observe(self, outcome: str, seconds: float, wait_seconds: float) -> None:
+    def observe(self, outcome: str, seconds: float, wait_seconds: float, **figures: int | None) -> None:
+        """Tell the observers of a priced request that is over; `figures` as in `Finished`."""
         if self.observers:
-            finished = Finished(outcome, seconds, wait_seconds)
+            finished = Finished(outcome, seconds, wait_seconds, **figures)
             for observer in self.observers:
                 observer(finished)
 
     async def explain(self, path: str, body: bytes) -> dict[str, Any]:
         """What a POST of `body` to `path` would be answered now. Reserves nothing."""
-        read = PRICED.get(path.partition("?")[0].encode("utf-8"))
-        if read is None:
+        route = route_for(self.engine.routes, b"POST", path.partition("?")[0].encode("utf-8"))
+        if route is None:
             return {"decision": "refuse", "reason": "unpriced_endpoint", "message": f"{path} is not priced."}
         try:
-            shape = read(body)
-            prompts = self.counter.known(shape) or await self.counter.count(shape, [], b"127.0.0.1")
+            shape = route.read(body)
+            plan = self.counter.plan(shape)
+            prompts = None
+            if not plan.is_whole_context:
+                prompts = plan.known or await self.counter.count(plan, [], b"127.0.0.1")
         except BadBody as error:
             return {"decision": "refuse", "reason": "invalid_request", "message": str(error)}
         except CountRefused as error:
@@ -153,7 +192,7 @@ class Gateway:
             return {"decision": "refuse", "reason": "engine_error", "message": text}
         except EngineUnavailable as error:
             return {"decision": "refuse", "reason": "engine_unavailable", "message": str(error)}
-        return explain_ask(self, self.ask_for(shape, prompts))
+        return explain_ask(self, self.ask_for(shape, prompts), plan, route.cap_name)
 
     def snapshot(self) -> dict[str, Any]:
         """The state of the gateway as plain values, for `/status` and `/metrics`."""
@@ -165,8 +204,12 @@ class Gateway:
             "draining": self.is_draining,
             "engine_up": self.pool.is_up,
             "upstream": self.settings.upstream,
+            "engine_error": self.pool.last_error,
             "client_connections": len(self.clients),
+            "connections_max": self.connections_max,
+            "body_bytes_held": self.bodies.held,
             "engine_connections": self.pool.open_connections,
+            "loop_lag": self.loop_lag.snapshot(),
             "pools": [
                 {
                     "engine": facts.engine,
@@ -193,39 +236,9 @@ class Gateway:
             },
         }
 
-    async def _until_idle(self) -> None:
+    async def _until(self, is_so: Callable[[], bool], within: float) -> None:
         # Polled: a drain is rare, and an event would have to be kept right at every ending.
-        while any(client.exchange is not None for client in self.clients):  # noqa: ASYNC110
-            await asyncio.sleep(0.05)
-
-    async def _sweep(self) -> None:
-        """Every second: end what is silent, close what is idle, look whether the engine is back."""
-        period = min(SWEEP_SECONDS, self.settings.engine_idle_timeout / 4, self.settings.client_timeout / 4)
-        swept = probed = self.loop.time()
-        while True:
-            await asyncio.sleep(period)
-            now = self.loop.time()
-            was_held_up = now - swept > 2 * period
-            swept = now
-            if was_held_up:
-                # What seems to be silence may lie unread in a socket: read it first, then judge.
-                continue
-            for client in list(self.clients):
-                client.sweep(now, self.settings.client_timeout)
-            self.pool.sweep()
-            if len(self.gate.ledger) == 0:
-                self.gate.ledger.recount()
-            if not self.pool.is_up and now - probed >= PROBE_SECONDS:
-                probed = now
-                await self._probe()
-
-    async def _probe(self) -> None:
-        """Set `pool.is_up` by asking the engine for its models."""
-        request = request_head(
-            b"GET", self.pool.prefix + b"/v1/models", self.pool.authority, [], body_bytes=0, peer=b"127.0.0.1"
-        )
-        try:
-            async with asyncio.timeout(PROBE_TIMEOUT):
-                await self.pool.fetch(request)
-        except (EngineUnavailable, TimeoutError):
-            self.pool.is_up = False
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(within):
+                while not is_so():  # noqa: ASYNC110
+                    await asyncio.sleep(LOOK_SECONDS)

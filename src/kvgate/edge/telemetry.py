@@ -7,14 +7,23 @@ Each gateway has a registry of its own.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
-from prometheus_client import CollectorRegistry, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
 from prometheus_client.registry import Collector
 
 from kvgate.core.records import Ending, Reason
+from kvgate.edge import clock
+
+_log = logging.getLogger("kvgate.telemetry")
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -24,6 +33,10 @@ Snapshot = dict[str, Any]
 REQUEST_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300, 600)
 # Most requests do not wait at all; those that do wait as long as the operator allows.
 WAIT_BUCKETS = (0.001, 0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+# Fine where outputs end early, as most do; a bound at 1, above which nothing may ever be.
+USE_BUCKETS = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0, 1.1, 1.5, 2.0)
+# A pool that is outgrown is outgrown by many requests; one line a minute says so.
+WARNING_SECONDS = 60.0
 
 POOL_GAUGES = (
     ("reserved_blocks", "reserved_blocks", "KV blocks reserved by admitted requests"),
@@ -44,6 +57,16 @@ class Finished(Protocol):
     def seconds(self) -> float: ...
     @property
     def wait_seconds(self) -> float: ...
+    @property
+    def used_tokens(self) -> int | None: ...
+    @property
+    def priced_tokens(self) -> int | None: ...
+    @property
+    def reserved_tokens(self) -> int | None: ...
+    @property
+    def counted_prompt(self) -> int | None: ...
+    @property
+    def engine_prompt(self) -> int | None: ...
 
 
 class Telemetry:
@@ -65,11 +88,52 @@ class Telemetry:
             buckets=WAIT_BUCKETS,
             registry=self.registry,
         )
+        self._used_of_reserved = Histogram(
+            "kvgate_used_of_reserved",
+            "Tokens that the engine reported as used, as a share of those reserved",
+            buckets=USE_BUCKETS,
+            registry=self.registry,
+        )
+        self._above = Counter(
+            "kvgate_use_above_reservation",
+            "Requests that used more tokens than they were priced at; each is a bug or a wrong setting",
+            registry=self.registry,
+        )
+        miscounts = Counter(
+            "kvgate_prompt_miscount",
+            "Prompts whose count before differs from the engine's: under, or over it",
+            ["direction"],
+            registry=self.registry,
+        )
+        self._under, self._over = miscounts.labels("under"), miscounts.labels("over")
+        self._warned_at: float | None = None
 
     def observe(self, finished: Finished) -> None:
         """Take one finished request. Called on the gateway's loop."""
         self._request_seconds.labels(finished.outcome).observe(finished.seconds)
         self._wait_seconds.observe(finished.wait_seconds)
+        used, priced, reserved = finished.used_tokens, finished.priced_tokens, finished.reserved_tokens
+        if used is None or priced is None or reserved is None:
+            return
+        self._used_of_reserved.observe(used / reserved)
+        if used > priced:
+            self._above.inc()
+            self._warn(used, priced)
+        counted, truth = finished.counted_prompt, finished.engine_prompt
+        if counted is not None and truth is not None and counted != truth:
+            (self._under if counted < truth else self._over).inc()
+
+    def _warn(self, used: int, priced: int) -> None:
+        now = clock.now()
+        if self._warned_at is not None and now - self._warned_at < WARNING_SECONDS:
+            return
+        self._warned_at = now
+        _log.warning(
+            "A request used %d tokens and was priced at %d. The pool can be outgrown: check that the engine "
+            "is the one named by --engine. kvgate_use_above_reservation_total counts such requests.",
+            used,
+            priced,
+        )
 
     def render(self) -> bytes:
         """The whole of /metrics."""
@@ -89,6 +153,8 @@ class _SnapshotCollector(Collector):
         yield from _gateway(snapshot)
         yield from _pools(snapshot["pools"])
         yield from _counters(snapshot["counters"])
+        if "loop_lag" in snapshot:
+            yield from _loop_lag(snapshot["loop_lag"])
 
 
 def _gateway(snapshot: Snapshot) -> Iterator[Metric]:
@@ -127,3 +193,17 @@ def _counters(counters: dict[str, Any]) -> Iterator[Metric]:
     for ending in Ending:
         released.add_metric([ending.value], releases.get(ending.value, 0))
     yield released
+
+
+def _loop_lag(lag: dict[str, Any]) -> Iterator[Metric]:
+    histogram = HistogramMetricFamily(
+        "kvgate_event_loop_lag_seconds",
+        "How late the event loop ran what was due; every stream waits so long",
+    )
+    histogram.add_metric([], list(lag["buckets"].items()), lag["sum_seconds"])
+    yield histogram
+    yield GaugeMetricFamily(
+        "kvgate_event_loop_lag_longest_seconds",
+        "The longest lag of the event loop in the recent minute",
+        value=lag["recent_longest_seconds"],
+    )

@@ -9,7 +9,8 @@ from kvgate.edge import clock
 from kvgate.edge.relay.heads import own_response
 from kvgate.edge.relay.pool import Fetched
 from kvgate.edge.relay.request import Request
-from kvgate.wire.refusal import PHRASE, render
+from kvgate.wire.refusal import PHRASE, Dialect, render
+from kvgate.wire.routes import Route
 
 if TYPE_CHECKING:
     from kvgate.edge.gateway import Gateway
@@ -35,10 +36,29 @@ def admitted_headers(granted: Granted) -> bytes:
     )
 
 
-def refusal(request: Request, refused: Refused, *, busy_status: int, param: str | None = None) -> bytes:
-    """A refusal as a whole response."""
-    status, headers, body = render(refused, busy_status=busy_status, param=param)
+def refusal(
+    request: Request,
+    refused: Refused,
+    *,
+    busy_status: int,
+    param: str | None = None,
+    route: Route | None = None,
+) -> bytes:
+    """A refusal as a whole response, in the shape of the API at `route`."""
+    status, headers, body = render(
+        refused,
+        dialect=route.dialect if route else Dialect.OPENAI,
+        busy_status=busy_status,
+        param=param,
+        cap_name=route.cap_name if route else "max_tokens",
+    )
     return _whole(request, status, PHRASE[status], headers, body)
+
+
+def error_in_answer(reason: Reason, message: str) -> bytes:
+    """The error that ends an answer which has begun: the body of the refusal, in one line of JSON."""
+    retry_after = UNAVAILABLE_RETRY * (1 + clock.draw())
+    return render(Refused(reason, retry_after=retry_after, detail=message))[2]
 
 
 def engine_error(request: Request, answer: Fetched) -> bytes:

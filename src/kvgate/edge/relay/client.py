@@ -1,19 +1,20 @@
-"""One client connection: frames requests, keeps them in order, notices when the client has gone.
+"""One client connection: keeps its requests in order, notices when the client has gone or takes nothing.
 
 Promises: requests of one connection are answered one at a time and in order; a connection whose
-framing is broken is answered once and closed; a client that vanishes ends its exchange at once.
+framing is broken is answered once and closed; a client that vanishes ends its exchange at once, one
+that takes nothing of what waits for it after `client_idle_timeout`.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
+from http import HTTPStatus
 from typing import TYPE_CHECKING, cast
-
-import httptools
 
 from kvgate.core.records import Reason, Refused
 from kvgate.edge.relay.exchange import Exchange
+from kvgate.edge.relay.framing import RequestReader, Unacceptable
 from kvgate.edge.relay.heads import own_response
 from kvgate.edge.relay.request import Request
 from kvgate.wire.refusal import PHRASE, render
@@ -21,47 +22,55 @@ from kvgate.wire.refusal import PHRASE, render
 if TYPE_CHECKING:
     from kvgate.edge.gateway import Gateway
 
-# nginx and Node refuse at 8 to 32 KiB; long API keys and traces need some room.
-HEAD_BYTES_MAX = 64 * 1024
-HEADERS_MAX = 256
 # Requests that a client may have sent ahead of their turn.
 PIPELINED_MAX = 32
 # Writes beyond this pause the engine; it bounds the memory of a slow client.
 WRITE_BUFFER_BYTES = 256 * 1024
 # How long a refused upload is read and thrown away, so that its client can read the refusal.
 LINGER_SECONDS = 5.0
-
-
-class _Unacceptable(Exception):
-    """Raised inside a parser callback to stop the parser."""
+# Connections above the limit that are answered, and not only closed.
+TURNED_AWAY_MAX = 64
+TURNED_AWAY_RETRY = 5.0
 
 
 class ClientConnection(asyncio.Protocol):
     """The server side of one HTTP/1.1 connection."""
 
+    __slots__ = (
+        *("_held", "_is_closed", "_is_deaf", "_is_starting", "_queue", "_reader", "_refusal"),
+        *("_taken", "_taken_at", "_was_used", "_written"),
+        *("exchange", "gateway", "peer", "since", "transport"),
+    )
+    transport: asyncio.Transport
+
     def __init__(self, gateway: Gateway) -> None:
         self.gateway = gateway
         self.exchange: Exchange | None = None
         self.peer = b"unknown"
-        self._parser = httptools.HttpRequestParser(self)
-        self._arriving: Request | None = None
+        self._reader = RequestReader(gateway, self)
         self._queue: deque[Request] = deque()
-        self._refusal: tuple[int, bytes, bytes] | None = None
+        self._refusal: bytes | None = None
+        self._held = 0  # bytes of the body of the exchange that runs, until it is answered
         self._is_deaf = False  # what still comes is thrown away
         self._is_closed = False
         self._is_starting = False
         self._was_used = False
-        self.since = 0.0  # loop time since when the client is idle, or its request arriving
+        self._written = self._taken = 0  # bytes
+        self._taken_at = 0.0  # loop time at which the client was last seen to take something
+        self.since = 0.0  # loop time since when the client is idle
 
     # --- what the exchange calls
 
     def write(self, data: bytes) -> None:
         if not self._is_closed:
+            self._written += len(data)
             self.transport.write(data)
+        if self._held:
+            self._let_go()  # an answer has begun, so the body will not be sent again
 
     def finished(self, *, keep_alive: bool) -> None:
         """The exchange has been answered whole."""
-        self.exchange = None
+        self._exchange_over()
         self._was_used = True
         self.since = self.gateway.loop.time()
         if self._is_closed:
@@ -73,7 +82,7 @@ class ClientConnection(asyncio.Protocol):
 
     def break_off(self, *, is_visible: bool) -> None:
         """The answer cannot be finished. The client must not take it for a whole one."""
-        self.exchange = None
+        self._exchange_over()
         if self._is_closed:
             return
         if is_visible:
@@ -86,23 +95,36 @@ class ClientConnection(asyncio.Protocol):
         """Close from outside: idle for too long, or the gateway stops."""
         if self.exchange is not None:
             self.exchange.client_gone()
-            self.exchange = None
-        if not self._is_closed:
-            self._is_closed = True
-            self.transport.abort()
+            self._exchange_over()
+        self._is_closed = True
+        self.transport.abort()
 
-    def sweep(self, now: float, limit: float) -> None:
-        """Called now and then: ends what has been silent for too long."""
-        if self.exchange is not None:
+    def sweep(self, now: float) -> None:
+        """Called now and then: ends what has been silent, or deaf, for too long."""
+        settings = self.gateway.settings
+        if self._takes_nothing(now, settings.client_idle_timeout):
+            self.shut()
+        elif self.exchange is not None:
             self.exchange.sweep(now)
-        elif now - self.since > limit:
-            self._close()
+        elif not self._is_deaf and not self._is_closed:
+            limit = settings.client_timeout
+            late = self._reader.late(now, limit)
+            if late is not None:
+                self._refuse(late)
+                self._next()
+            elif self._reader.arriving is None and now - self.since > limit:
+                self._close()
 
     def close_if_idle(self) -> None:
         """Close a connection that was used and is not now. One that was never used may have a
         request on its way, which is owed an answer."""
-        if self.exchange is None and self._was_used and self._arriving is None and not self._is_closed:
+        if self.exchange is None and self._was_used and self._reader.arriving is None:
             self._close()
+
+    @property
+    def is_flushed(self) -> bool:
+        """True once the system has all that was written."""
+        return self.transport.get_write_buffer_size() == 0
 
     # --- asyncio
 
@@ -113,26 +135,19 @@ class ClientConnection(asyncio.Protocol):
         peer = transport.get_extra_info("peername")
         if peer:
             self.peer = str(peer[0]).encode("ascii", "replace")
-        self.since = self.gateway.loop.time()
-        self.gateway.clients.add(self)
+        gateway = self.gateway
+        self.since = self._taken_at = gateway.loop.time()
+        others = len(gateway.clients)
+        gateway.clients.add(self)
+        if others >= gateway.connections_max:
+            self._turn_away(others - gateway.connections_max)
 
     def data_received(self, data: bytes) -> None:
         if self._is_deaf or self._is_closed:
             return
-        try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            # The request is whole; the offer to upgrade is declined by not taking it.
-            self._is_deaf = True
-            if self._queue:
-                self._queue[-1].keep_alive = False
-        except httptools.HttpParserError as error:
-            self._is_deaf = True
-            self._arriving = None  # up to a whole body, not to be kept while the refusal is read
-            if self._refusal is None:
-                detail = f"The request is not valid HTTP/1.1: {error}"
-                self._refusal = render(Refused(Reason.INVALID_REQUEST, detail=detail))
-                self.gateway.gate.refused(Reason.INVALID_REQUEST)
+        refused = self._reader.feed(data)
+        if refused is not None:
+            self._refuse(refused)
         if self.exchange is None and not self._is_starting:
             self._next()
 
@@ -144,11 +159,12 @@ class ClientConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._is_closed = True
         self.gateway.clients.discard(self)
-        self._queue.clear()
-        self._arriving = None
+        self._reader.close()
+        while self._queue:
+            self.gateway.bodies.give(self._queue.popleft().body_bytes)
         if self.exchange is not None:
             self.exchange.client_gone()
-            self.exchange = None
+            self._exchange_over()
 
     def pause_writing(self) -> None:
         if self.exchange is not None:
@@ -158,79 +174,18 @@ class ClientConnection(asyncio.Protocol):
         if self.exchange is not None:
             self.exchange.resume()
 
-    # --- llhttp
+    # --- what the reader calls
 
-    def on_message_begin(self) -> None:
+    def head_arrived(self, request: Request) -> None:
         if len(self._queue) >= PIPELINED_MAX:
-            raise _Unacceptable("too many pipelined requests")
-        self._arriving = Request()
-        self.since = self.gateway.loop.time()
-
-    def on_url(self, url: bytes) -> None:
-        request = self._request()
-        request.target += url
-        self._count_head(request, len(url))
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        request = self._request()
-        if request.pieces:
-            return  # a trailer of the request; the body is sent on with its length instead
-        request.headers.append((name, value))
-        self._count_head(request, len(name) + len(value) + 4)
-
-    def on_headers_complete(self) -> None:
-        request = self._request()
-        request.method = self._parser.get_method()
-        request.is_http11 = self._parser.get_http_version() == "1.1"
-        for name, value in request.headers:
-            lower = name.lower()
-            if lower == b"content-length":
-                # llhttp has made sure that it is a number, and the only one.
-                self._check_size(int(value))
-            elif lower == b"expect" and value.lower() == b"100-continue":
-                request.wants_continue = True
+            raise Unacceptable(f"More than {PIPELINED_MAX} requests were sent ahead of their answers.")
         if request.wants_continue and self.exchange is None and not self._queue:
-            request.wants_continue = False
-            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            self._continue(request)
 
-    def on_body(self, piece: bytes) -> None:
-        request = self._request()
-        request.body_bytes += len(piece)
-        self._check_size(request.body_bytes)
-        request.pieces.append(piece)
-
-    def on_message_complete(self) -> None:
-        request = self._request()
-        self._arriving = None
-        request.body = b"".join(request.pieces)
-        request.pieces = []
-        # HTTP/1.0 keep-alive is rare, and its answers would need a length that streams lack.
-        request.keep_alive = request.is_http11 and self._parser.should_keep_alive()
+    def arrived(self, request: Request) -> None:
         self._queue.append(request)
 
     # --- inside
-
-    def _request(self) -> Request:
-        if self._arriving is None:
-            raise _Unacceptable("bytes outside of a request")
-        return self._arriving
-
-    def _count_head(self, request: Request, size: int) -> None:
-        request.head_bytes += size
-        if request.head_bytes > HEAD_BYTES_MAX or len(request.headers) > HEADERS_MAX:
-            detail = f"The request head is larger than {HEAD_BYTES_MAX} bytes or {HEADERS_MAX} fields."
-            _, headers, body = render(Refused(Reason.INVALID_REQUEST, detail=detail))
-            self._refusal = (431, headers, body)
-            self.gateway.gate.refused(Reason.INVALID_REQUEST)
-            raise _Unacceptable(detail)
-
-    def _check_size(self, size: int) -> None:
-        limit = self.gateway.settings.max_body_bytes
-        if size > limit:
-            detail = f"The body is larger than {limit} bytes, the limit of this gateway (--max-body-bytes)."
-            self._refusal = render(Refused(Reason.BODY_TOO_LARGE, detail=detail))
-            self.gateway.gate.refused(Reason.BODY_TOO_LARGE)
-            raise _Unacceptable(detail)
 
     def _next(self) -> None:
         """Start what has arrived, in order, until one has to wait."""
@@ -238,20 +193,64 @@ class ClientConnection(asyncio.Protocol):
         try:
             while self._queue and self.exchange is None and not self._is_closed:
                 request = self._queue.popleft()
+                self._held = request.body_bytes
                 self.exchange = Exchange(self.gateway, self, request)
                 self.exchange.start()
         finally:
             self._is_starting = False
         if self.exchange is not None or self._is_closed:
             return
+        arriving = self._reader.arriving
         if self._refusal is not None:
-            status, headers, body = self._refusal
+            self.write(self._refusal)
             self._refusal = None
-            self.write(own_response(status, PHRASE[status], headers, body, close=True))
             self._linger()
-        elif self._arriving is not None and self._arriving.wants_continue:
-            self._arriving.wants_continue = False
-            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        elif arriving is not None and arriving.wants_continue:
+            self._continue(arriving)
+
+    def _continue(self, request: Request) -> None:
+        request.wants_continue = False
+        self.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    def _refuse(self, why: Unacceptable) -> None:
+        """The last answer of this connection, once those before it are given."""
+        self._is_deaf = True
+        self._reader.drop()  # up to a whole body, not to be kept while the refusal is read
+        self._refusal = self._rendered(why.refused, why.status)
+
+    def _turn_away(self, others: int) -> None:
+        """There are as many connections as the gateway carries."""
+        self._is_deaf = True
+        if others >= TURNED_AWAY_MAX:
+            self.shut()
+            return
+        limit = self.gateway.connections_max
+        retry = TURNED_AWAY_RETRY
+        detail = f"The gateway has {limit} connections, as many as it takes (--max-connections)."
+        self.write(self._rendered(Refused(Reason.QUEUE_FULL, retry_after=retry, detail=detail), 503))
+        self._linger()
+
+    def _rendered(self, refused: Refused, status: int) -> bytes:
+        self.gateway.gate.refused(refused.reason)
+        _, headers, body = render(refused)
+        phrase = PHRASE.get(status) or HTTPStatus(status).phrase
+        return own_response(status, phrase, headers, body, close=True)
+
+    def _takes_nothing(self, now: float, limit: float) -> bool:
+        waiting = self.transport.get_write_buffer_size()
+        taken = self._written - waiting
+        if waiting == 0 or taken != self._taken:
+            self._taken, self._taken_at = taken, now
+            return False
+        return now - self._taken_at > limit
+
+    def _exchange_over(self) -> None:
+        self.exchange = None
+        self._let_go()
+
+    def _let_go(self) -> None:
+        self.gateway.bodies.give(self._held)
+        self._held = 0
 
     def _linger(self) -> None:
         """Closing with unread bytes would reset the connection and may lose the answer."""

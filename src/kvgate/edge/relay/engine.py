@@ -18,6 +18,10 @@ HEAD_BYTES_MAX = 64 * 1024
 _HEAD_END = b"\r\n\r\n"
 
 
+class _Unreadable(Exception):
+    """Raised inside a parser callback to stop the parser."""
+
+
 class Receiver(Protocol):
     """Who gets a response."""
 
@@ -44,6 +48,7 @@ class EngineConnection(asyncio.Protocol):
         self.idle_since = 0.0
         self.last_byte = 0.0  # loop time of the latest byte, or of the request
         self.got_bytes = False
+        self._parser: Any = None  # made for each answer, dropped with it: it knows this object
 
     # --- what the owner calls
 
@@ -141,6 +146,7 @@ class EngineConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self.is_closed = True
         self._pool.lost(self)
+        self._parser = None
         if self._receiver is None:
             return
         if exc is None and self._before_body is None and self._framing == "close":
@@ -173,7 +179,10 @@ class EngineConnection(asyncio.Protocol):
             return
         for name, value in self._headers:
             lower = name.lower()
-            if lower == b"transfer-encoding" and b"chunked" in value.lower():
+            if lower == b"transfer-encoding":
+                if value.strip(b" \t").lower() != b"chunked" or self._framing == "chunked":
+                    # Passed on, it would be read in another way than it was meant.
+                    raise _Unreadable("a transfer coding other than chunked")
                 self._framing = "chunked"
             elif lower == b"content-length" and self._framing == "close":
                 self._framing = "length"
@@ -213,6 +222,7 @@ class EngineConnection(asyncio.Protocol):
 
     def _finish(self, *, reuse: bool) -> None:
         receiver, self._receiver = self._receiver, None
+        self._parser = None
         if reuse and not self._is_head and not self.is_closed:
             self._pool.idle(self)
         elif not self.is_closed:

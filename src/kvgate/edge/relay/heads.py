@@ -22,7 +22,9 @@ HOP_BY_HOP = frozenset(
     }
 )
 # Made anew for the engine: the body is whole and its length known when it is sent.
-_REMADE = HOP_BY_HOP | {b"host", b"content-length", b"expect", b"via", b"x-forwarded-for"}
+_REMADE = HOP_BY_HOP | {
+    *(b"host", b"content-length", b"expect", b"via", b"x-forwarded-for", b"http2-settings"),
+}
 # Trailer field names are kept: trailers are relayed with the body.
 _NOT_RELAYED = (HOP_BY_HOP - {b"trailer"}) | {b"x-accel-buffering"}
 
@@ -46,22 +48,27 @@ def request_head(
     peer: bytes,
     drop: Iterable[bytes] = (),
 ) -> bytes:
-    """The head sent to the engine. `body_bytes` is the length of the body that follows."""
+    """The head sent to the engine. `body_bytes` is the length of the body that follows.
+
+    `Via` and `X-Forwarded-For` are added to, over all their lines: what a client claims there stays
+    readable, and our own entry is always the last one.
+    """
     dropped = _REMADE | _named_by_connection(headers) | frozenset(drop)
-    forwarded = peer
-    via = b"1.1 kvgate"
+    forwarded: list[bytes] = []
+    via: list[bytes] = []
     lines = [b"%s %s HTTP/1.1\r\nhost: %s\r\n" % (method, target, host)]
     for name, value in headers:
         lower = name.lower()
         if lower not in dropped:
             lines.append(b"%s: %s\r\n" % (name, value))
         elif lower == b"x-forwarded-for":
-            forwarded = b"%s, %s" % (value, peer)
+            forwarded.append(value)
         elif lower == b"via":
-            via = b"%s, 1.1 kvgate" % value
+            via.append(value)
     if body_bytes or method not in (b"GET", b"HEAD", b"OPTIONS"):
         lines.append(b"content-length: %d\r\n" % body_bytes)
-    lines.append(b"via: %s\r\nx-forwarded-for: %s\r\n\r\n" % (via, forwarded))
+    way, hops = b", ".join([*via, b"1.1 kvgate"]), b", ".join([*forwarded, peer])
+    lines.append(b"via: %s\r\nx-forwarded-for: %s\r\n\r\n" % (way, hops))
     return b"".join(lines)
 
 

@@ -6,11 +6,12 @@ Also `fetch`, the whole answer of one small request, for counting calls and heal
 from __future__ import annotations
 
 import asyncio
+import ssl
 from dataclasses import dataclass
-from urllib.parse import urlsplit
 
 from kvgate.edge.relay.engine import EngineConnection
 from kvgate.edge.relay.heads import Headers
+from kvgate.edge.relay.upstream import Upstream, reason_of
 
 IDLE_CONNECTIONS_MAX = 64
 FETCH_BYTES_MAX = 64 * 1024 * 1024
@@ -31,24 +32,31 @@ class Fetched:
 
 
 class EnginePool:
-    """Connections to the engine at one `http://host:port`."""
+    """Connections to the engine at one address (`upstream.FORMS`)."""
 
     def __init__(
-        self, url: str, loop: asyncio.AbstractEventLoop, *, connect_timeout: float, idle_timeout: float
+        self,
+        url: str,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        connect_timeout: float,
+        idle_timeout: float,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
-        parts = urlsplit(url)
-        if parts.scheme != "http" or not parts.hostname:
-            raise ValueError(f"an upstream is http://HOST:PORT, got {url!r}")
+        self.upstream = Upstream.parse(url)
+        if self.upstream.is_tls and tls is None:
+            raise ValueError(f"{url} needs a TLS context that says whom to trust")
         self.loop = loop
-        self.host = parts.hostname
-        self.port = parts.port or 80
-        self.prefix = parts.path.rstrip("/").encode("ascii")
-        self.authority = parts.netloc.rpartition("@")[2].encode("idna" if parts.netloc.isascii() else "utf-8")
-        self._connect_timeout = connect_timeout
+        self.url = url
+        self.prefix = self.upstream.prefix
+        self.authority = self.upstream.authority
+        self.connect_timeout = connect_timeout
+        self._tls = tls
         self._idle_timeout = idle_timeout
         self._idle: list[EngineConnection] = []
         self._open: set[EngineConnection] = set()
         self.is_up = True
+        self.last_error: str | None = None  # with the address: for the operator, not for clients
 
     @property
     def open_connections(self) -> int:
@@ -70,22 +78,29 @@ class EnginePool:
         """A new connection. Raises `EngineUnavailable`."""
         connection = EngineConnection(self)
         try:
-            async with asyncio.timeout(self._connect_timeout):
-                await self.loop.create_connection(lambda: connection, self.host, self.port)
-        except TimeoutError:
+            async with asyncio.timeout(self.connect_timeout):
+                await self.upstream.open(self.loop, lambda: connection, self._tls)
+        except TimeoutError as error:
             connection.drop()
-            self.is_up = False
-            raise EngineUnavailable(f"no connection within {self._connect_timeout:g} s") from None
+            if error.errno:  # the system's own time-out
+                raise self._unreachable(reason_of(error)) from None
+            raise self._unreachable(f"no connection within {self.connect_timeout:g} s") from None
         except OSError as error:
-            self.is_up = False
-            raise EngineUnavailable(str(error)) from None
-        except asyncio.CancelledError:
+            connection.drop()
+            raise self._unreachable(reason_of(error)) from None
+        except BaseException:
             # It may have been made in the very moment in which nobody wants it any more.
             connection.drop()
             raise
         self._open.add(connection)
         self.is_up = True
+        self.last_error = None
         return connection
+
+    def _unreachable(self, why: str) -> EngineUnavailable:
+        self.is_up = False
+        self.last_error = f"{self.url}: {why}"
+        return EngineUnavailable(why)
 
     async def fetch(self, request: bytes) -> Fetched:
         """Send a whole request and collect the answer. Raises `EngineUnavailable`.
@@ -110,6 +125,9 @@ class EnginePool:
                 # somebody else's, by now.
                 connection.abandon(collector)
                 raise
+            finally:
+                # What failed keeps its traceback, whose frames would keep it.
+                del collector
 
     def idle(self, connection: EngineConnection) -> None:
         """A connection's answer has ended and it can be used again."""

@@ -2,18 +2,21 @@
 
 A chunked or sized answer is passed on byte for byte. Only two cases need new framing: an answer
 that ends with its connection, for an HTTP/1.1 client (chunked here, so that the client's
-connection lives on), and a chunked one for an HTTP/1.0 client (its content alone).
+connection lives on), and a chunked one for an HTTP/1.0 client (its content alone). Event streams
+have their own file, `events.py`.
 """
 
 from __future__ import annotations
 
 from kvgate.edge.relay.heads import Headers, response_head
+from kvgate.wire.chunks import LAST_CHUNK, frame
+from kvgate.wire.sse import TAIL_BYTES, Usage, usage_at_end
 
 
 class Reply:
     """Turns the pieces of one answer into the bytes to write."""
 
-    __slots__ = ("_chunks", "_head", "is_cut_visible", "status")
+    __slots__ = ("_chunks", "_head", "_tail", "is_cut_visible", "status")
 
     def __init__(
         self,
@@ -25,6 +28,7 @@ class Reply:
         added: bytes,
         is_http11: bool,
         keep_alive: bool,
+        reads_usage: bool = False,
     ) -> None:
         self.status = status
         self._chunks = framing == "close" and is_http11
@@ -34,11 +38,16 @@ class Reply:
         if not keep_alive:
             lines += b"connection: close\r\n"
         self._head = response_head(status, phrase, headers, lines, added)
+        # The last bytes of an answer whose usage is wanted. Where it is chunked in small pieces the
+        # framing may lie within the usage; then it is not known.
+        self._tail: bytes | None = b"" if reads_usage else None
 
     def piece(self, piece: bytes) -> bytes:
         """The bytes to write for a piece of the answer; the head comes with the first."""
+        if self._tail is not None:
+            self._tail = (self._tail + piece[-TAIL_BYTES:])[-TAIL_BYTES:]
         if self._chunks and piece:
-            piece = b"%x\r\n%b\r\n" % (len(piece), piece)
+            piece = frame(piece)
         if self._head:
             piece = self._head + piece
             self._head = b""
@@ -47,4 +56,14 @@ class Reply:
     def end(self) -> bytes:
         """The bytes to write when the answer is whole."""
         head, self._head = self._head, b""
-        return head + b"0\r\n\r\n" if self._chunks else head
+        return head + LAST_CHUNK if self._chunks else head
+
+    def broken(self, error: bytes) -> bytes | None:
+        """The bytes that end an answer which cannot go on, with `error` (JSON) in it; None where
+        its form has no place for an error and it must be cut."""
+        return None
+
+    @property
+    def usage(self) -> Usage | None:
+        """The tokens that the engine has reported; None where it has not (yet)."""
+        return usage_at_end(self._tail) if self._tail else None

@@ -1,0 +1,95 @@
+"""The state of one request and the reservation that it holds.
+
+Promises: `_to` is the only way from state to state, along `state.NEXT`; `_end` gives the reservation
+back once, whatever happens, and tells the observers; a second call changes nothing. It knows
+nothing of HTTP.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kvgate.core.records import Ask, Ending, Granted, Key, Misuse
+from kvgate.edge import clock
+from kvgate.edge.relay.state import NEXT, State
+
+if TYPE_CHECKING:
+    from kvgate.edge.gateway import Gateway
+    from kvgate.wire.sse import Usage
+
+
+class Life:
+    """From `RECEIVED` to `RELEASED`."""
+
+    # fmt: off
+    __slots__ = (
+        "_counted_prompt", "_gateway", "_is_priced", "_key", "_priced_tokens", "_reserved_tokens",
+        "_started", "_wait", "state",
+    )
+    # fmt: on
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        self.state = State.RECEIVED
+        self._is_priced = False
+        self._key: Key | None = None
+        self._wait = 0.0
+        self._counted_prompt: int | None = None
+        self._priced_tokens: int | None = None
+        self._reserved_tokens: int | None = None
+        self._started = clock.now()
+
+    @property
+    def is_over(self) -> bool:
+        """Answered, or given up; the reservation may still wait for the engine."""
+        return self.state is State.DRAINING or self.state is State.RELEASED
+
+    def _to(self, state: State) -> None:
+        if state not in NEXT[self.state]:
+            raise Misuse(f"a request cannot go from {self.state.value} to {state.value}")
+        self.state = state
+
+    def _hold(self, given: Granted, ask: Ask, *, is_counted: bool) -> None:
+        """From here on the reservation is this request's. `is_counted`: the prompts of `ask` are
+        counts, and not what makes a whole context."""
+        self._key = given.key
+        self._wait = given.waited
+        self._to(State.ADMITTED)
+        facts = self._gateway.gate.facts
+        reached = (min(prompt + given.output_cap, facts.context) for prompt in ask.prompts)
+        self._counted_prompt = sum(ask.prompts) if is_counted else None
+        self._priced_tokens = ask.choices * sum(reached)
+        self._reserved_tokens = given.blocks * facts.block_size
+
+    def _end(
+        self, ending: Ending, *, after: float = 0.0, outcome: str | None = None, usage: Usage | None = None
+    ) -> None:
+        """Give the reservation back, `after` seconds from now (the engine's abort grace)."""
+        if self.is_over:
+            return
+        key, self._key = self._key, None
+        if key is None:
+            self._to(State.RELEASED)
+        elif after > 0:
+            self._to(State.DRAINING)
+            self._gateway.keeper.ended(key, ending, after, self._let_go)
+        else:
+            self._to(State.RELEASED)
+            self._gateway.keeper.ended(key, ending)
+        if self._is_priced:
+            self._tell(outcome or ending.value, usage)
+
+    def _let_go(self) -> None:
+        self._to(State.RELEASED)
+
+    def _tell(self, outcome: str, usage: Usage | None) -> None:
+        self._gateway.observe(
+            outcome,
+            clock.now() - self._started,
+            self._wait,
+            used_tokens=None if usage is None else usage.total,
+            priced_tokens=self._priced_tokens,
+            reserved_tokens=self._reserved_tokens,
+            counted_prompt=self._counted_prompt,
+            engine_prompt=None if usage is None else usage.prompt,
+        )
