@@ -1,5 +1,4 @@
-"""What one request can tell the scripted engine to do, the exact bytes of the answer, and the books
-of what was asked. No I/O.
+"""What one request can tell the scripted engine to do, and the exact bytes of the answer. No I/O.
 
 Promise: the same script and body give the same pieces every time.
 """
@@ -11,15 +10,14 @@ import functools
 import itertools
 import json
 import random
-from collections import deque
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
-KEPT = 64  # requests remembered for /script/stats
-KEPT_BYTES = 65536  # of each body
 FILLER = "tök漢字😀 "  # 1-, 2-, 3- and 4-byte characters, so that random cuts fall inside some
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
-COUNTING = ("/v1/chat/completions/input_tokens", "/tokenize")
+OVERFLOW = (  # as llama.cpp says it, in the stream of each that dies
+    b'data: {"error":{"code":500,"message":"Context size has been exceeded.","type":"server_error"}}\n\n'
+)
 ERROR_500 = b'{"error": {"message": "scripted failure \xe2\x80\x94 caf\xc3\xa9",  "code": 500}}\n'
 
 
@@ -29,31 +27,34 @@ class Script:
 
     chunks: int = 4
     interval_ms: float = 0.0
+    first_delay_ms: float = 0.0  # before the head
     chunk_bytes: int = 12
     split: int | None = None  # seed: cut the answer's bytes at random places
-    fault: str | None = None  # *before_headers: hang, close; *mid: hang, close, reset_mid_chunk;
-    #                           a status such as 500; ignore_disconnect (generates to its end)
-    fault_after: int = 1  # chunks sent before a `*_mid` fault
+    fault: str | None = None  # *before_headers: hang, close, reset; *mid: hang, close,
+    #                           reset_mid_chunk; a status such as 500; ignore_disconnect
+    #                           (generates to its end)
+    fault_after: int = 1  # chunks sent before a `*_mid` fault; 0: right after the head
     framing: str | None = None  # chunked | length | close; unset: chunked streams, else length
     trailers: bool = False
     raw: str | None = None  # base64: the exact response body
+    wire: tuple[str, ...] | None = None  # base64: the exact response, head included, piece by piece
+    headers: tuple[tuple[str, str], ...] = ()  # more of them, for the response
     connection_close: bool = False
-    count_fault: str | None = None  # hang | 500 | close | bad_json
+    close_idle_ms: float | None = None  # close the connection this long after a whole answer
+    count_fault: str | None = None  # hang | 500 | 400 | close | bad_json
     prompt_tokens: int | None = None  # the answer of the counting endpoints
+    obey_cap: bool = False  # generate no more chunks than the body's output cap
 
     @classmethod
     def parse(cls, text: bytes) -> Script:
         known = {f.name for f in fields(cls)}
         return cls(**{k: v for k, v in json.loads(text).items() if k in known}) if text else cls()
 
-
-def count(body: Any, path: str) -> int:
-    """Roughly a quarter of the characters, but at least 1: cheap, and the same every time."""
-    if path == "/tokenize":
-        text = body.get("content", "")
-        return len(text) if isinstance(text, list) else max(1, len(text) // 4)
-    contents = [m.get("content") or "" for m in body.get("messages", [])]
-    return max(1, sum(len(c) if isinstance(c, str) else len(json.dumps(c)) for c in contents) // 4)
+    def capped(self, body: Any) -> Script:
+        """Itself, or with fewer chunks where the body's output cap is to be obeyed."""
+        caps = [body.get(name) for name in ("max_completion_tokens", "max_tokens")]
+        cap = min([self.chunks, *(c for c in caps if isinstance(c, int))])
+        return replace(self, chunks=cap) if self.obey_cap else self
 
 
 @functools.lru_cache(maxsize=64)
@@ -109,41 +110,3 @@ def random_cuts(data: bytes, seed: int) -> list[bytes]:
     places = random.Random(seed).sample(range(1, len(data)), min(39, len(data) - 1)) if len(data) > 1 else []
     edges = [0, *sorted(places), len(data)]
     return [data[a:b] for a, b in itertools.pairwise(edges)]
-
-
-@dataclass(slots=True)
-class Books:
-    """What the engine has seen, for /script/stats."""
-
-    connections: int = 0
-    requests: int = 0
-    generations: int = 0
-    counts: int = 0
-    open: int = 0  # generations whose connection stands
-    busy: int = 0  # generations that run, with or without a client
-    max_concurrent: int = 0  # most of `busy` at one time
-    recent: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=KEPT))
-
-    def started(self) -> None:
-        self.generations += 1
-        self.open += 1
-        self.busy += 1
-        self.max_concurrent = max(self.max_concurrent, self.busy)
-
-    def page(self) -> bytes:
-        shown = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "recent"}
-        recent = [{**r, "body": r["body"][:KEPT_BYTES].decode("utf-8", "replace")} for r in self.recent]
-        return json.dumps({**shown, "recent": recent}).encode()
-
-
-@dataclass(slots=True)
-class Request:
-    method: str = ""
-    path: str = ""
-    headers: list[tuple[bytes, bytes]] = field(default_factory=list)
-    body: bytes = b""
-    keep_alive: bool = True
-    version: str = "1.1"
-
-    def header(self, name: bytes) -> bytes:
-        return next((v for k, v in self.headers if k.lower() == name), b"")
