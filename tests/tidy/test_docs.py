@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from kvgate.cli.options import OPTIONS
+from kvgate.cli import main
 from kvgate.config import Settings
 from kvgate.core.gate import Gate
 from kvgate.core.records import Ask, Ending, Granted, PoolFacts, Reason, Refused
+from kvgate.edge.loop_lag import LoopLag
 from kvgate.edge.relay.exchange import State
 from kvgate.edge.telemetry import POOL_GAUGES, Telemetry
 from kvgate.wire.engines.known import ENGINES
@@ -22,10 +23,10 @@ ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
 # Made by tools, or not text.
 NOT_OURS = {".venv", ".venv-vllm", ".git", ".cache", "__pycache__", "build", "dist"}
-# Flags of other programs, and those of `kvgate` that are not settings of `serve`.
+# Flags of other programs, and of the modules that are run with `python -m`.
 OTHER_FLAGS = {
-    *("--config", "--strategies", "--json", "--help", "--strict", "--quick"),
-    *("--max-num-seqs", "--middleware", "--ctx-size", "--kv-unified"),
+    *("--help", "--strict", "--quick", "--port", "--repeats", "--only"),
+    *("--max-num-seqs", "--middleware", "--ctx-size", "--kv-unified", "--long-prefill-token-threshold"),
 }
 
 
@@ -50,6 +51,7 @@ def exposed_metrics() -> set[str]:
     pool = {key: 0 for _, key, _ in POOL_GAUGES}
     counters = {"admissions": 0, "double_releases": 0, "refusals": {}, "releases": {}}
     snapshot: dict[str, Any] = {"version": "0", "ready": True, "uptime_seconds": 0.0}
+    snapshot |= {"loop_lag": LoopLag().snapshot()}
     snapshot |= {"pools": [{"engine": "vllm"} | pool], "counters": counters}
     text = Telemetry(lambda: snapshot).render().decode()
     return {
@@ -137,7 +139,8 @@ def test_every_metric_in_the_documents_exists_and_every_metric_is_documented() -
 
 
 def test_every_flag_in_the_documents_exists() -> None:
-    known = {f"--{option.name}" for option in OPTIONS} | OTHER_FLAGS
+    commands = main.commands.values()
+    known = {flag for command in commands for each in command.params for flag in each.opts} | OTHER_FLAGS
     for document in DOCUMENTS:
         for name in re.findall(r"(?<![\w-])--[a-z][a-z-]+", document.read_text("utf-8")):
             assert name in known, f"{document.name}: {name}"

@@ -22,6 +22,7 @@ ROOMS: dict[str, set[str]] = {
     "edge": {"core", "wire", "tokens", "config", "version"},
     "lab": {"core", "wire", "tokens", "edge", "config", "version"},
     "cli": {"core", "wire", "tokens", "edge", "lab", "config", "version"},
+    "client": {"edge"},
     "config": {"core"},
     "version": set(),
 }

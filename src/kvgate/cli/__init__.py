@@ -9,8 +9,11 @@ from __future__ import annotations
 import click
 
 from kvgate import __version__
+from kvgate.cli.conformance import conformance as conformance_command
+from kvgate.cli.count import count as count_command
 from kvgate.cli.demo import demo as demo_command
 from kvgate.cli.explain import explain as explain_command
+from kvgate.cli.plan import plan as plan_command
 from kvgate.cli.serve import serve as serve_command
 
 __all__ = ["main"]
@@ -45,3 +48,6 @@ def main() -> None:
 main.add_command(serve_command, "serve")
 main.add_command(demo_command, "demo")
 main.add_command(explain_command, "explain")
+main.add_command(count_command, "count")
+main.add_command(plan_command, "plan")
+main.add_command(conformance_command, "conformance")
