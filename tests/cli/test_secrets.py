@@ -58,7 +58,7 @@ def test_neither_keys_nor_prompts_are_written_anywhere(engine: int, monkeypatch:
             ("/v1/chat/completions", chat | {"max_tokens": PROMPT}),
             ("/v1/chat/completions", b'{"messages": "' + PROMPT.encode()),
             ("/v1/chat/completions", chat | {"max_tokens": 10**9, "n": 9}),
-            ("/v1/embeddings", {"input": PROMPT}),
+            ("/v1/audio/speech", {"input": PROMPT}),
             ("/v1/completions", {"prompt": {PROMPT: 1}}),
         ):
             shown += ask(gate.port, path, body, {})

@@ -186,7 +186,7 @@ FAULTS: dict[str, Fault] = {
     "a role is a number": bad_field(messages=[{"role": 1, "content": "hello"}]),
     "prompt is a number": bad_field(COMPLETIONS, prompt=5),
     "prompt is missing": bad_field(COMPLETIONS),
-    "prompt is a mixed list": bad_field(COMPLETIONS, prompt=["a", 1]),
+    "prompt holds an object": bad_field(COMPLETIONS, prompt=["a", {"b": 1}]),
     "stream is a string": bad_body(json.dumps(payload("true")).encode()),
     "50 MB body": body_of_50_mb,
 }

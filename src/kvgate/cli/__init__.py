@@ -24,7 +24,7 @@ __all__ = ["main"]
 def main() -> None:
     """Admission control for self-hosted LLM servers.
 
-    kvgate stands in front of vLLM or llama.cpp and reserves the KV cache that a request may come to
+    kvgate stands in front of vLLM, SGLang or llama.cpp and reserves the KV cache that a request may come to
     need (its prompt + its output cap) before the engine sees it. What does not fit is told when to
     come back, instead of stalling or killing the streams that run.
 
@@ -40,6 +40,11 @@ def main() -> None:
         --total-blocks 4095 --block-size 16 --context 8192
     Ask the running gate why a request is refused:
       kvgate explain request.json
+    Count a request's tokens, and see what a model's cache holds:
+      kvgate count request.json --tokenizer DIR
+      kvgate plan --model-config config.json --gpu-memory 80GiB
+    Test a gateway, this or another, against what went wrong in the field:
+      kvgate conformance http://127.0.0.1:8080 --engine http://127.0.0.1:9000
 
     kvgate COMMAND --help shows the options of each.
     """

@@ -27,8 +27,9 @@ SECONDS_PER_TOKEN_COLD = 0.02
 LEARNING_RATE = 0.1
 # How fast the slowest pace seen is forgotten.
 SLOWEST_DECAY = 0.02
-# The share of answers that have ended by the moment called probable (research says 0.5 to 0.7).
-PROBABLE = 0.6
+# The share of answers that have ended by the moment called probable. Measured by `lab.retry_study` at
+# 0.5, 0.6, 0.7 and 0.9: of those, 0.7 has fewer failures in bursts than every constant, for the waits.
+PROBABLE = 0.7
 # How much longer an overdue answer is expected to last, as a share of its age. It is probably near
 # its cap; expecting it at any moment would have its clients come back every second.
 OVERDUE_SHARE = 0.25

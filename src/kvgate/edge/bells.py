@@ -120,33 +120,49 @@ async def in_thread(work: Callable[..., T], *arguments: Any) -> T:
     return await asyncio.to_thread(work, *arguments)
 
 
-async def unless(is_off: Callable[[], Awaitable[None]], work: Callable[[], Awaitable[T]]) -> T | None:
-    """The result of `work`, or None where `is_off` returned first and `work` was cancelled.
+async def unless(is_off: Callable[[], Awaitable[None]], work: Callable[[], Awaitable[None]]) -> bool:
+    """Run `work` beside `is_off`: True when it is done, False where `is_off` returned first.
 
-    Both have ended when this returns, however it returns.
+    The one that is late is cancelled. What `work` raises is raised here.
     """
     return await (_unless_trio if is_in_trio() else _unless_asyncio)(is_off, work)
 
 
-async def _unless_asyncio(is_off: Callable[[], Awaitable[None]], work: Callable[[], Awaitable[T]]) -> T | None:
-    result: list[T] = []
-
-    async def run() -> None:
-        result.append(await work())
-
-    tasks = [asyncio.ensure_future(run()), asyncio.ensure_future(is_off())]
+async def _unless_asyncio(is_off: Callable[[], Awaitable[None]], work: Callable[[], Awaitable[None]]) -> bool:
+    worker, watcher = asyncio.ensure_future(work()), asyncio.ensure_future(is_off())
+    tasks = (worker, watcher)
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        is_done = worker.done()
     finally:
         for task in tasks:
             task.cancel()
-        # Not awaited with `gather`: a second cancellation must not leave them behind either.
-        while any(not task.done() for task in tasks):
-            try:
-                await asyncio.wait(tasks)
-            except asyncio.CancelledError:
-                _cancelled_again()
+        # Cancelled once more, we do not wait: both have been told, and end by themselves.
+        await asyncio.wait(tasks)
     for task in tasks:
-        if not task.cancelled() and (error := task.exception()) is not None:
-            raise error
-    return result[0] if result else None
+        if not task.cancelled():
+            task.result()
+    return is_done
+
+
+async def _unless_trio(is_off: Callable[[], Awaitable[None]], work: Callable[[], Awaitable[None]]) -> bool:
+    import trio
+
+    raised: list[Exception] = []
+    is_done = False
+
+    async def watch() -> None:
+        await is_off()
+        nursery.cancel_scope.cancel()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(watch)
+        try:
+            await work()
+            is_done = True
+        except Exception as error:  # out of the nursery it would come in a group
+            raised.append(error)
+        nursery.cancel_scope.cancel()
+    if raised:
+        raise raised[0]
+    return is_done

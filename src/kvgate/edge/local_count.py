@@ -1,21 +1,60 @@
-"""Prompt tokens of a request's parts, counted in this process with the model's own tokenizer.
+"""Prompt tokens of a request's parts, counted here with the model's own tokenizer.
 
 Promises: one count for each part of the shape, in order; `CannotCount` where the engine has to be
-asked instead. Pure CPU and synchronous: call it in a thread where `PromptCounter.is_long` says so.
+asked instead, which includes every case in which the engine is known to write the prompt in another
+way than the model's template. Pure CPU and synchronous; `off_loop` calls it where that takes long.
 """
 
 from __future__ import annotations
 
 from kvgate.tokens import CannotCount, Count, PromptCounter
-from kvgate.wire.dialects.shape import Conversation, Mixed, Part, RequestShape
+from kvgate.wire.dialects.shape import Api, Conversation, Mixed, Part, RequestShape
+
+# llama.cpp writes tools, formats and tool calls into the prompt by code of its own.
+_LLAMACPP_OWN = ("tools", "functions", "response_format", "tool_choice", "documents")
+# These run the chat template as transformers does.
+_TEMPLATE_ENGINES = frozenset({"vllm", "sglang"})
+
+
+def refuse_own_prompts(engine: str, shape: RequestShape, counter: PromptCounter) -> None:
+    """Raises `CannotCount` where `engine` does not use the model's template for this request."""
+    if not shape.is_chat:
+        return
+    if shape.api is not Api.CHAT:
+        raise CannotCount("the engine turns this API's messages into a chat by rules of its own")
+    if engine in _TEMPLATE_ENGINES:
+        if counter.rendered_by is not None:
+            raise CannotCount(f"{engine} writes this model's prompts with {counter.rendered_by}")
+        return
+    if engine != "llamacpp":
+        raise CannotCount("it is not known how the engine writes a chat")
+    for part in shape.parts:
+        if isinstance(part, Conversation) and (
+            any(part.options.get(name) for name in _LLAMACPP_OWN)
+            or part.tools
+            or part.media
+            or any("tool_calls" in message or message["role"] == "tool" for message in part.messages)
+        ):
+            raise CannotCount("llama.cpp writes tools, formats and media into the prompt by itself")
 
 
 def count_shape(
     counter: PromptCounter, shape: RequestShape, *, with_parts: bool = False
 ) -> tuple[Count, ...]:
     """A count for each part of `shape`. Raises `CannotCount`."""
-    add_special = shape.body.fields.get("add_special_tokens", True) is not False
-    return tuple(count_part(counter, part, add_special, with_parts) for part in shape.parts)
+    return count_parts(counter, shape.parts, adds_special(shape), with_parts=with_parts)
+
+
+def adds_special(shape: RequestShape) -> bool:
+    """Whether the engine puts the tokenizer's special tokens around a text."""
+    return shape.body.fields.get("add_special_tokens", True) is not False
+
+
+def count_parts(
+    counter: PromptCounter, parts: tuple[Part, ...], add_special: bool, *, with_parts: bool = False
+) -> tuple[Count, ...]:
+    """The same, of parts that have left their request."""
+    return tuple(count_part(counter, part, add_special, with_parts) for part in parts)
 
 
 def count_part(counter: PromptCounter, part: Part, add_special: bool, with_parts: bool = False) -> Count:
@@ -32,3 +71,9 @@ def count_part(counter: PromptCounter, part: Part, add_special: bool, with_parts
         pieces = [count_part(counter, piece, add_special) for piece in part.pieces]
         return Count(sum(piece.prompt_tokens for piece in pieces) + part.overhead, "bound", False)
     raise CannotCount(part.why)
+
+
+def source_of(counts: tuple[Count, ...]) -> str:
+    """The weakest source: one bound among exact counts makes the sum a bound."""
+    sources = {count.source for count in counts}
+    return next(name for name in ("bound", "tokenizer", "request") if name in sources)

@@ -1,4 +1,4 @@
-"""A JSON object body, with the place of every value that may be replaced.
+"""A JSON object body, parsed once; the place of a value is looked up when it is to be replaced.
 
 Promise: `replaced` changes the named values and nothing else, so what the client wrote (number
 formats, key order, escapes, unknown fields) reaches the engine as it came. A key that appears twice
@@ -51,37 +51,19 @@ Span: TypeAlias = tuple[int, int]
 
 
 class Body:
-    """The parsed object, the text it came from, and where in the text each value stands."""
+    """The parsed object, the bytes and the text it came from."""
 
-    __slots__ = ("fields", "spans", "text")
+    __slots__ = ("fields", "raw", "text")
 
     def __init__(self, raw: bytes) -> None:
         if not raw:
             raise BadBody("the body is empty; send a JSON object")
+        self.raw = raw
         try:
             self.text = raw.decode("utf-8")
         except UnicodeDecodeError as error:
             raise BadBody(f"the body is not UTF-8 (byte {error.start})") from None
-        self.fields: dict[str, Any] = {}
-        self.spans: dict[str, Span] = {}
-        try:
-            self._scan()
-        except (ValueError, StopIteration, IndexError) as error:
-            if isinstance(error, BadBody):
-                raise
-            raise BadBody(f"the body is not valid JSON: {_first_line(error)}") from None
-        except RecursionError:
-            raise BadBody("the body is nested too deeply") from None
-
-    def _scan(self) -> None:
-        text = self.text
-        at = _skip(text, 0)
-        if text[at] != "{":
-            _scan_value(text, at)
-            raise BadBody("the body must be a JSON object")
-        self.fields, self.spans, end = _scan_object(text, at)
-        if text[end:].strip(_SPACE):
-            raise ValueError(f"extra data at character {end}")
+        self.fields: dict[str, Any] = _parse(self.text)
 
     def at(self, path: Path) -> Any:
         """The value at `path`; None where there is none."""
@@ -109,11 +91,10 @@ class Body:
         added: dict[Path, dict[str, Any]] = {}
         for path, value in new.items():
             parent, name = self.at(path[:-1]), path[-1]
-            span = self._span(path)
-            if span is not None:
-                edits.append((*span, json.dumps(value, allow_nan=False)))
-            elif isinstance(parent, dict) and isinstance(name, str):
+            if isinstance(parent, dict) and isinstance(name, str) and name not in parent:
                 added.setdefault(path[:-1], {})[name] = value
+            elif (span := self._span(path)) is not None:
+                edits.append((*span, json.dumps(value, allow_nan=False)))
             else:
                 raise LookupError(f"the body has no place for {path!r}")
         for path, fields in added.items():
@@ -133,9 +114,10 @@ class Body:
         return span[0]
 
     def _span(self, path: Path) -> Span | None:
-        """Where the value at `path` stands; scanned anew, as only few bodies need it."""
+        """Where the value at `path` stands; looked up anew, as only few bodies need it."""
         first, *rest = path
-        span = self.spans.get(first) if isinstance(first, str) else None
+        top = _scan_object(self.text, self._brace(()))[1]
+        span = top.get(first) if isinstance(first, str) else None
         for step in rest:
             if span is None:
                 return None
@@ -148,6 +130,38 @@ class Body:
             else:
                 return None
         return span
+
+
+def _parse(text: str) -> dict[str, Any]:
+    """The object that `text` is. Raises `BadBody`."""
+    try:
+        # The whole body in one call into C, three times as fast as key by key ...
+        value, end = _scan_value(text, _skip(text, 0))
+        if type(value) is dict and (end == len(text) or not text[end:].strip(_SPACE)):
+            return value
+    except BadBody:
+        raise
+    except (ValueError, StopIteration, IndexError, RecursionError):
+        pass
+    return _parse_slowly(text)  # ... which tells better what is wrong, and where
+
+
+def _parse_slowly(text: str) -> dict[str, Any]:
+    try:
+        at = _skip(text, 0)
+        if text[at] != "{":
+            _scan_value(text, at)
+            raise BadBody("the body must be a JSON object")
+        fields, _, end = _scan_object(text, at)
+        if text[end:].strip(_SPACE):
+            raise ValueError(f"extra data at character {end}")
+    except BadBody:
+        raise
+    except (ValueError, StopIteration, IndexError) as error:
+        raise BadBody(f"the body is not valid JSON: {_first_line(error)}") from None
+    except RecursionError:
+        raise BadBody("the body is nested too deeply") from None
+    return fields
 
 
 def _merge(into: dict[Any, Any], name: Any, value: Any) -> None:

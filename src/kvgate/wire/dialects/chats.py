@@ -30,6 +30,7 @@ TEMPLATE_FIELDS = (
     "tool_choice",
     "tool_prompt",
 )
+_TEMPLATE_FIELDS = frozenset(TEMPLATE_FIELDS)
 _TEXT_TYPES = frozenset(
     {
         "text",
@@ -58,8 +59,14 @@ def messages_of(value: Any, name: str = "messages") -> list[dict[str, Any]]:
 
 def conversation_of(messages: list[dict[str, Any]], fields: Mapping[str, Any]) -> Conversation:
     """The conversation of a body in OpenAI's chat form."""
-    options = {name: fields[name] for name in TEMPLATE_FIELDS if fields.get(name) is not None}
-    media = sum(media_in(message.get("content")) for message in messages)
+    options: dict[str, Any] = {}
+    if not _TEMPLATE_FIELDS.isdisjoint(fields):  # most bodies have none of them
+        options = {name: fields[name] for name in TEMPLATE_FIELDS if fields.get(name) is not None}
+    media = 0
+    for message in messages:
+        content = message.get("content")
+        if not isinstance(content, str):
+            media += media_in(content)
     return Conversation(messages, objects_of(fields, "tools"), options, media)
 
 

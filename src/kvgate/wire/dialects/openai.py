@@ -19,7 +19,6 @@ from kvgate.wire.dialects.fields import (
     is_token_list,
     kind,
     object_of,
-    places,
     refuse,
     text_of,
 )
@@ -35,6 +34,9 @@ CAP_FIELDS = ("max_completion_tokens", "max_tokens", "n_predict")
 CHOICE_FIELDS = ("n", "best_of", "n_cmpl")
 # These replace the prompt by something that the counted text does not show.
 UNSEEN_PROMPTS = ("prompt_embeds", "input_ids", "input_embeds", "prompt_token_ids")
+_HIDING = frozenset({*UNSEEN_PROMPTS, "kv_transfer_params", "session_params"})
+_CHOICES = frozenset(CHOICE_FIELDS)
+_NO_CAP = (CapPlace(("max_tokens",)),)
 # Tokens that an engine's fill-in-the-middle template may put around prompt and suffix.
 SUFFIX_OVERHEAD = 16
 
@@ -119,18 +121,18 @@ def _with_suffix(part: Part, suffix: str) -> Part:
 
 def _shape(body: Body, api: Api, parts: tuple[Part, ...], default_cap: int | None) -> Shape:
     fields = body.fields
-    refuse(fields, UNSEEN_PROMPTS, "cannot be priced; send the prompt itself")
-    if "prompt_token_ids" in object_of(fields, "kv_transfer_params"):
-        raise BadBody("'kv_transfer_params.prompt_token_ids' hides the prompt", "kv_transfer_params")
-    refuse(fields, ("session_params",), "cannot be priced: the session's earlier turns are at the engine")
+    # Most bodies have none of these: one look for all of them, and no checks of each.
+    if not _HIDING.isdisjoint(fields):
+        _refuse_hidden(fields)
+    is_chat = api is Api.CHAT
     stream = flag(fields, "stream")
-    cap, cap_places = _caps(fields, is_chat=api is Api.CHAT)
+    cap, cap_places = _caps(fields, is_chat=is_chat)
     return Shape(
         body,
-        is_chat=api is Api.CHAT,
-        prompts=tuple(part for part in parts if isinstance(part, str | list)),
+        is_chat=is_chat,
+        prompts=() if is_chat else tuple([part for part in parts if isinstance(part, str | list)]),
         output_cap=cap,
-        choices=choices_of(fields, *CHOICE_FIELDS),
+        choices=1 if _CHOICES.isdisjoint(fields) else choices_of(fields, *CHOICE_FIELDS),
         stream=stream,
         api=api,
         parts=parts,
@@ -141,25 +143,35 @@ def _shape(body: Body, api: Api, parts: tuple[Part, ...], default_cap: int | Non
     )
 
 
+def _refuse_hidden(fields: Mapping[str, Any]) -> None:
+    """Raise `BadBody` where the body's prompt is not the one that the engine would run."""
+    refuse(fields, UNSEEN_PROMPTS, "cannot be priced; send the prompt itself")
+    if "prompt_token_ids" in object_of(fields, "kv_transfer_params"):
+        raise BadBody("'kv_transfer_params.prompt_token_ids' hides the prompt", "kv_transfer_params")
+    refuse(fields, ("session_params",), "cannot be priced: the session's earlier turns are at the engine")
+
+
 def _caps(fields: Mapping[str, Any], *, is_chat: bool) -> tuple[int | None, tuple[CapPlace, ...]]:
     """The first cap that is set, and every place for one.
 
     A completion may ask for 0 tokens, to see its prompt echoed; engines run one token or none, so it
     is priced as 1 and goes on as 0. Not beside another cap: some engines take 0 for unset.
     """
+    present = [name for name in CAP_FIELDS if name in fields]
+    if not present:
+        return None, _NO_CAP
     # -1 is llama.cpp's way to say unset.
-    caps = {name: cap_of(fields, name, unset=(-1,), zero=not is_chat) for name in CAP_FIELDS}
-    given = {name: cap for name, cap in caps.items() if cap is not None}
-    cap = next(iter(given.values()), None)
-    if 0 in given.values():
-        if len(given) > 1:
-            name = next(name for name, value in given.items() if value == 0)
-            raise BadBody(f"{name!r} is 0 and another cap is set; send one of them", name)
-        cap = 1
-    cap_places = places(fields, CAP_FIELDS, "max_tokens", given)
+    caps = [(name, cap_of(fields, name, unset=(-1,), zero=not is_chat)) for name in present]
+    given = [(name, cap) for name, cap in caps if cap is not None]
+    cap = given[0][1] if given else None
+    if cap == 0 or len(given) > 1:
+        zeros = [name for name, value in given if value == 0]
+        if zeros and len(given) > 1:
+            raise BadBody(f"{zeros[0]!r} is 0 and another cap is set; send one of them", zeros[0])
+        cap = 1 if zeros else cap
+    cap_places = tuple([CapPlace((name,), own) for name, own in caps])
     # A cap under a name that the engine does not know leaves it with its own default. Chats have
     # two names that engines know, and some refuse both at once.
-    known = {"max_tokens", "max_completion_tokens"} if is_chat else {"max_tokens"}
-    if not known & {str(place.path[0]) for place in cap_places}:
+    if "max_tokens" not in present and not (is_chat and "max_completion_tokens" in present):
         cap_places += (CapPlace(("max_tokens",), cap),)
     return cap, cap_places

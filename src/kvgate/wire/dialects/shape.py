@@ -143,7 +143,7 @@ def enforce(shape: RequestShape, output_cap: int, *, context: int | None = None)
         cap = output_cap if place.own is None else min(place.own, output_cap)
         if shape.body.at(place.path) != cap:
             new[place.path] = cap
-    return shape.body.replaced(new) if new else shape.body.text.encode("utf-8")
+    return shape.body.replaced(new) if new else shape.body.raw
 
 
 def whole_context(shape: RequestShape, context: int, requested: int | None) -> tuple[int, ...]:
