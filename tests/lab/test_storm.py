@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kvgate.config import Settings
+from kvgate.config import Settings, at
 from kvgate.edge.embedded import EmbeddedEngine
 from kvgate.edge.gateway import Gateway
 from kvgate.lab.sse_client import Answer
@@ -34,7 +34,7 @@ def engine(model: Path) -> Iterator[EmbeddedEngine]:
 
 async def through_gate(engine: EmbeddedEngine, streams: list[Wanted]) -> StormResult:
     settings = Settings(
-        upstream=engine.url, listen_port=0, default_output_cap=200, max_output_cap=200, max_wait=60.0
+        upstreams=at(engine.url), listen_port=0, default_output_cap=200, max_output_cap=200, max_wait=60.0
     )
     gateway = Gateway(settings, engine.facts(0.9))
     await gateway.start()

@@ -21,7 +21,7 @@ def figures(
     `tenant_room` what is left below its tenant's ceiling (None: there is none).
     """
     blocks, cap = worst_case_blocks(ask, facts)
-    usable = facts.usable_blocks
+    usable = facts.most_blocks if reason is Reason.KV_CAPACITY_EXCEEDED else facts.usable_blocks
     if ask.tenant.ceiling is not None:
         usable = min(usable, ask.tenant.ceiling)
     free = free_blocks if tenant_room is None else min(free_blocks, tenant_room)

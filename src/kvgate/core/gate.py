@@ -12,7 +12,7 @@ again changes nothing and is counted; nobody is granted who has left the line.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from kvgate.core.accounts import Account, Waiter
@@ -81,11 +81,11 @@ class Gate:
             return self._refuse(Reason.KV_CAPACITY_EXCEEDED, ask, now)
         kept = self.places.back(ask.identity, now) if ask.identity else None
         since = kept.since if kept is not None else now
-        if self._goes_now(ask, blocks, seqs, since, now):
-            passed = self._passed_by(ask)
-            if passed is not None:
-                passed.passes += 1
-            return self._grant(self.ledger.new_key(), ask, priced, since, now, now)
+        passed: Sequence[Waiter] = self._passed_by(ask, since) if self.line else ()
+        if self._is_let_by(passed, ask) and self._may_go(ask, priced, blocks, seqs, since, now):
+            for waiter in passed:
+                waiter.passes += 1
+            return self._grant(self.ledger.new_key(), ask, priced, blocks, seqs, since, now, now)
         if ask.max_wait <= 0:
             return self._refuse(self._why_not(ask, blocks), ask, now, place=kept)
         if not self.line.has_room_for(ask, blocks):
@@ -165,33 +165,41 @@ class Gate:
         if isinstance(priced, Reason):
             return self._describe(priced, ask)
         blocks, seqs = self.policy(ask, priced, facts)
-        if self._goes_now(ask, blocks, seqs, now, now):
+        if ask.tenant.ceiling is not None and blocks > ask.tenant.ceiling:
+            return self._describe(Reason.KV_CAPACITY_EXCEEDED, ask)
+        passed: Sequence[Waiter] = self._passed_by(ask, now) if self.line else ()
+        if self._is_let_by(passed, ask) and self._may_go(ask, priced, blocks, seqs, now, now):
             return Granted(0, priced.blocks, priced.sequences, priced.output_cap)
         return self._describe(self._why_not(ask, blocks), ask)
 
-    def _goes_now(self, ask: Ask, blocks: int, seqs: int, since: Seconds, now: Seconds) -> bool:
-        """Whether a newcomer gets in at once: there is room, and the line lets it by."""
-        if self.line:
-            passed = self._passed_by(ask)
-            if passed is not None and (
-                passed.passes >= self.line.passes_max or not self.line.shares.is_near(ask.tenant)
-            ):
-                return False
-        return self._may_go(ask, blocks, seqs, since, now)
+    def _is_let_by(self, passed: Sequence[Waiter], ask: Ask) -> bool:
+        """Whether those whom a newcomer would pass have been passed seldom enough."""
+        return not passed or (
+            all(waiter.passes < self.line.passes_max for waiter in passed)
+            and self.line.shares.is_near(ask.tenant)
+        )
 
-    def _passed_by(self, ask: Ask) -> Waiter | None:
-        """The head of the line that a newcomer would pass; None where it has the right of way."""
-        if not self.line:
-            return None
-        usable = self.ledger.facts.usable_blocks
-        head = self.line.shares.head(usable)
-        return None if head is None or self.line.shares.outranks(ask.tenant, head, usable) else head
+    def _passed_by(self, ask: Ask, since: Seconds) -> list[Waiter]:
+        """Whom a newcomer would pass: the first of its own tenant, which may wait for a ceiling, and the
+        head of the line, unless it has the right of way before that."""
+        shares = self.line.shares
+        own = shares.first_of(ask.tenant)
+        passed = [own] if own is not None and own.place <= since else []
+        head = shares.head(self.ledger.facts.usable_blocks)
+        if (
+            head is not None
+            and head is not own
+            and not shares.outranks(ask.tenant, head, self.ledger.facts.usable_blocks)
+        ):
+            passed.append(head)
+        return passed
 
-    def _may_go(self, ask: Ask, blocks: int, seqs: int, since: Seconds, now: Seconds) -> bool:
+    def _may_go(self, ask: Ask, priced: Price, blocks: int, seqs: int, since: Seconds, now: Seconds) -> bool:
         """True if there is room now, for the tenant too, and beside one that is kept a place."""
         if not self.ledger.fits(blocks, seqs):
             return False
-        if ask.tenant.ceiling is not None and not self.line.shares.account(ask.tenant).may_take(blocks):
+        tenant = ask.tenant
+        if tenant.ceiling is not None and not self.line.shares.account(tenant).may_take(blocks):
             return False
         favoured = self.places.favoured(now)
         return (
@@ -199,6 +207,8 @@ class Gate:
             or since <= favoured.since
             or favoured.passes < self.places.passes_max
             or self.ledger.fits(blocks + favoured.blocks, seqs + favoured.seqs)
+            # Room that will be back before the absent one is does not have to lie idle.
+            or now + self.forecast.expected_life(priced.output_cap, tenant.name) <= favoured.due
         )
 
     def _why_not(self, ask: Ask, blocks: int) -> Reason:
@@ -212,9 +222,16 @@ class Gate:
         return self.forecast.room_in(int(before) + blocks - self.ledger.free_blocks, now)
 
     def _grant(
-        self, key: Key, ask: Ask, priced: Price, since: Seconds, joined: Seconds, now: Seconds
+        self,
+        key: Key,
+        ask: Ask,
+        priced: Price,
+        blocks: int,
+        seqs: int,
+        since: Seconds,
+        joined: Seconds,
+        now: Seconds,
     ) -> Granted:
-        blocks, seqs = self.policy(ask, priced, self.ledger.facts)
         favoured = self.places.favoured(now)
         if favoured is not None and since > favoured.since:
             favoured.passes += not self.ledger.fits(blocks + favoured.blocks, seqs + favoured.seqs)
@@ -232,23 +249,25 @@ class Gate:
         line, usable = self.line, self.ledger.facts.usable_blocks
         while line and (head := line.shares.head(usable)) is not None:
             chosen: Waiter | None = head
-            if not self._may_go(head.ask, head.blocks, head.seqs, head.place, now):
+            if not self._waiter_may_go(head, now):
                 chosen = self._one_that_fits(head, usable, now) if head.passes < line.passes_max else None
                 if chosen is None:
                     break
                 head.passes += 1
             assert chosen is not None
             line.leave(chosen.key)
-            answers.append(
-                self._grant(chosen.key, chosen.ask, chosen.price, chosen.place, chosen.joined, now)
-            )
+            w = chosen
+            answers.append(self._grant(w.key, w.ask, w.price, w.blocks, w.seqs, w.place, w.joined, now))
         return answers
+
+    def _waiter_may_go(self, w: Waiter, now: Seconds) -> bool:
+        return self._may_go(w.ask, w.price, w.blocks, w.seqs, w.place, now)
 
     def _one_that_fits(self, head: Waiter, usable: int, now: Seconds) -> Waiter | None:
         if not self.ledger.fits(1, 0):
             return None
         for waiter in self.line.shares.behind(head, usable):
-            if self._may_go(waiter.ask, waiter.blocks, waiter.seqs, waiter.place, now):
+            if self._waiter_may_go(waiter, now):
                 return waiter
         return None
 

@@ -18,8 +18,9 @@ EDGES: tuple[Seconds, ...] = tuple(0.05 * 1.25**n for n in range(55))
 ENOUGH = 20
 # Halve the counts here: the last one to two thousand answers make up the memory.
 REMEMBERED = 2000
-# Quantiles are worked out anew after so many observations.
-REFRESH = 32
+# Quantiles are worked out anew after so many observations, and later, when one more changes little,
+# after this share of all.
+REFRESH, REFRESH_SHARE = 32, 0.1
 
 
 class Lifetimes:
@@ -44,7 +45,7 @@ class Lifetimes:
         else:
             self._left[at] += 1
         self._news += 1
-        if self._news >= REFRESH:
+        if self._news >= max(REFRESH, REFRESH_SHARE * self.completions):
             self._residual = []
         if self.completions > REMEMBERED:
             self._ended = [n / 2 for n in self._ended]

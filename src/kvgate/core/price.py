@@ -82,7 +82,7 @@ def price(ask: Ask, facts: PoolFacts) -> Price | Reason:
         # One cap is sent for all prompts; a longer prompt is bounded by the context itself.
         output_cap = max(output_cap, cap)
     sequences = ask.choices * len(ask.prompts)
-    if blocks > facts.usable_blocks:
+    if blocks > facts.most_blocks:
         return Reason.KV_CAPACITY_EXCEEDED
     if facts.max_seqs is not None and sequences > facts.max_seqs:
         return Reason.KV_CAPACITY_EXCEEDED

@@ -36,6 +36,8 @@ class Reason(enum.StrEnum):
     INVALID_REQUEST = "invalid_request"
     BODY_TOO_LARGE = "body_too_large"
     UNPRICED_ENDPOINT = "unpriced_endpoint"
+    MODEL_NOT_FOUND = "model_not_found"
+    INVALID_API_KEY = "invalid_api_key"
     ENGINE_UNAVAILABLE = "engine_unavailable"
     DRAINING = "draining"
 
@@ -84,8 +86,11 @@ class PoolFacts:
     lookahead: int = 0
     engine: str = "generic"
     geometry: KVLayout | None = None
+    most_fraction: float | None = None
     usable_blocks: int = field(init=False, repr=False, compare=False)
     """Blocks that may be reserved: `floor(total x safety_fraction)`, less what `geometry` keeps back."""
+    most_blocks: int = field(init=False, repr=False, compare=False)
+    """The same at `most_fraction`: what asks for more can never fit."""
 
     def __post_init__(self) -> None:
         for name in ("total_blocks", "block_size", "context"):
@@ -97,12 +102,17 @@ class PoolFacts:
             raise Misuse(f"safety_fraction must be above 0 and at most 1, got {self.safety_fraction}")
         if self.lookahead < 0:
             raise Misuse(f"lookahead must not be negative, got {self.lookahead}")
+        most = self.safety_fraction if self.most_fraction is None else self.most_fraction
+        if not self.safety_fraction <= most <= 1.0:
+            raise Misuse(f"most_fraction must be from safety_fraction to 1, got {most}")
+        object.__setattr__(self, "usable_blocks", self._share(self.safety_fraction))
+        object.__setattr__(self, "most_blocks", self._share(most))
+
+    def _share(self, fraction: float) -> int:
         # The small term undoes binary rounding: 0.29 x 100 is 28.999999999999996 and means 29.
-        usable = min(self.total_blocks, math.floor(self.total_blocks * self.safety_fraction + 1e-9))
-        if self.geometry is not None:
-            # Tokens in flight that the requests are not charged for one by one.
-            usable = max(0, usable - self.geometry.reserve_blocks)
-        object.__setattr__(self, "usable_blocks", usable)
+        blocks = min(self.total_blocks, math.floor(self.total_blocks * fraction + 1e-9))
+        # Tokens in flight that the requests are not charged for one by one.
+        return blocks if self.geometry is None else max(0, blocks - self.geometry.reserve_blocks)
 
 
 @dataclass(frozen=True, slots=True)

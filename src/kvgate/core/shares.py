@@ -45,10 +45,10 @@ class _Class:
 class Shares:
     """The accounts of all tenants."""
 
-    __slots__ = ("_accounts", "_classes", "_floors", "_order")
+    __slots__ = ("_accounts", "_classes", "_order", "floors")
 
     def __init__(self, floors: Mapping[int, float] | None = None) -> None:
-        self._floors = dict(floors or {})
+        self.floors = dict(floors or {})
         self._accounts: dict[str, Account] = {}
         self._classes: dict[int, _Class] = {}
         self._order: list[int] = []  # priorities, highest first
@@ -159,6 +159,11 @@ class Shares:
         first = next(p for p in order if self._classes[p] is klass or self._classes[p] is other)
         return self._classes[first] is klass
 
+    def first_of(self, tenant: Tenant) -> Waiter | None:
+        """The tenant's own that has waited longest."""
+        account = self._accounts.get(tenant.name)
+        return account.waiting[0][2] if account is not None and account.waiting else None
+
     def is_near(self, tenant: Tenant) -> bool:
         """Whether few enough of the tenant's own wait that it does not jump a queue of them."""
         return len(self.account(tenant).waiting) <= LOOK
@@ -187,12 +192,12 @@ class Shares:
     # --- inside
 
     def _by_turn(self, usable: int) -> list[int]:
-        if len(self._order) < 2 or not self._floors:
+        if len(self._order) < 2 or not self.floors:
             return self._order
 
         def below_floor(priority: int) -> bool:
             klass = self._classes[priority]
-            return klass.waiting > 0 and klass.held < self._floors.get(priority, 0.0) * usable
+            return klass.waiting > 0 and klass.held < self.floors.get(priority, 0.0) * usable
 
         return sorted(self._order, key=lambda p: not below_floor(p))  # stable: highest first in each
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvgate.core.gate import Gate
-from kvgate.core.records import Ask, Granted, Key, PoolFacts, Reason, Refused
+from kvgate.core.records import ANYONE, Ask, Granted, Key, PoolFacts, Reason, Refused, Tenant
 
 NEVER = (Reason.CONTEXT_LENGTH_EXCEEDED, Reason.KV_CAPACITY_EXCEEDED)
 
@@ -30,6 +30,7 @@ class Client:
     deadline: float = 0.0
     cap: int = 0
     tries: int = 0
+    since: float = 0.0  # when it joined the line
 
 
 def law(holds: bool, text: str) -> None:
@@ -50,7 +51,10 @@ def worst(ask: Ask, facts: PoolFacts) -> tuple[int, int] | Reason:
     asked = ask.rules.default if ask.output_cap is None else ask.output_cap
     cap = min(c for c in (asked, ask.rules.ceiling, facts.context) if c is not None)
     need = ask.choices * sum(pages(p, cap, facts) for p in ask.prompts), ask.choices * len(ask.prompts)
-    over = need[0] > facts.usable_blocks or (facts.max_seqs is not None and need[1] > facts.max_seqs)
+    ceiling = facts.usable_blocks if ask.tenant.ceiling is None else ask.tenant.ceiling
+    over = need[0] > min(facts.usable_blocks, ceiling) or (
+        facts.max_seqs is not None and need[1] > facts.max_seqs
+    )
     return Reason.KV_CAPACITY_EXCEEDED if over else need
 
 
@@ -99,39 +103,85 @@ class Engine:
 
 
 class Auditor:
-    """Books kept from the questions and answers alone, and the laws."""
+    """Books kept from the questions and answers alone, and the laws.
+
+    `knows_some`: some clients keep their place while they are away, so that room may be kept for one
+    that is not there; then only the laws hold that do not depend on whose turn it is.
+    """
 
     def __init__(self, facts: PoolFacts) -> None:
         self.facts = facts
-        self.live: dict[Key, tuple[int, int]] = {}
+        self.live: dict[Key, tuple[int, int, Tenant]] = {}
         self.line: dict[Key, Client] = {}
+        self.floors: dict[int, float] = {}
+        self.knows_some = False
         self.passes_max = 0
-        self.passes: dict[Key, int] = {}  # how often the first of the line was passed
+        self.passes: dict[Key, int] = {}  # how often the first of a tenant was passed by its own
         self.answered: set[Key] = set()
         self.over = False  # shrunk below what was reserved, and not yet drained
         self.doubles = 0
 
     def reserved(self) -> tuple[int, int]:
-        return sum(b for b, _ in self.live.values()), sum(s for _, s in self.live.values())
+        return sum(b for b, _, _ in self.live.values()), sum(s for _, s, _ in self.live.values())
 
-    def fits(self, need: tuple[int, int]) -> bool:
+    def held_by(self, tenant: Tenant) -> int:
+        return sum(blocks for blocks, _, whose in self.live.values() if whose == tenant)
+
+    def fits(self, need: tuple[int, int], tenant: Tenant = ANYONE) -> bool:
         blocks, seqs = self.reserved()
         limit = self.facts.max_seqs
+        if tenant.ceiling is not None and self.held_by(tenant) + need[0] > tenant.ceiling:
+            return False
         return blocks + need[0] <= self.facts.usable_blocks and (limit is None or seqs + need[1] <= limit)
 
+    def firsts(self) -> dict[Key, Client]:
+        """Of each tenant the one that has waited longest. Not known where clients keep their place."""
+        found: dict[Tenant, Key] = {}
+        for key, client in self.line.items():
+            found.setdefault(client.ask.tenant, key)
+        return {key: self.line[key] for key in found.values()}
+
+    def joined(self, key: Key, client: Client, now: float) -> None:
+        client.since = now
+        self.line[key] = client
+
+    def settled(self, key: Key, blocks: int) -> None:
+        _, seqs, tenant = self.live[key]
+        self.live[key] = blocks, seqs, tenant
+
     def granted(self, client: Client, answer: Granted) -> None:
-        need = worst(client.ask, self.facts)
+        need, tenant = worst(client.ask, self.facts), client.ask.tenant
         law(need == (answer.blocks, answer.sequences), f"granted {answer}, the auditor's price is {need}")
-        law(self.fits((answer.blocks, answer.sequences)), f"{answer} does not fit beside {self.reserved()}")
-        first = next(iter(self.line), answer.key)
-        if first != answer.key:
-            self.passes[first] = self.passes.get(first, 0) + 1
-            law(self.passes[first] <= self.passes_max, f"{answer} is one too many to pass {first}")
-            due = worst(self.line[first].ask, self.facts)
-            law(isinstance(due, Reason) or not self.fits(due), f"{answer} passed {first}, which fits")
+        law(
+            self.fits((answer.blocks, answer.sequences), tenant),
+            f"{answer} does not fit beside {self.reserved()}, {self.held_by(tenant)} of {tenant}",
+        )
+        if not self.knows_some:
+            self._turns(client, answer)
         self._answer(answer.key)
         self.line.pop(answer.key, None)
-        self.live[answer.key] = (answer.blocks, answer.sequences)
+        self.live[answer.key] = (answer.blocks, answer.sequences, tenant)
+
+    def _turns(self, client: Client, answer: Granted) -> None:
+        """Nobody is passed who fits, and nobody too often."""
+        for key, first in self.firsts().items():
+            if key == answer.key:
+                continue
+            due, tenant = worst(first.ask, self.facts), first.ask.tenant
+            could = not isinstance(due, Reason) and self.fits(due, tenant)
+            if tenant == client.ask.tenant:
+                self.passes[key] = self.passes.get(key, 0) + 1
+                law(self.passes[key] <= self.passes_max, f"{answer} is one too many to pass {key}")
+                law(not could, f"{answer} passed {key}, which fits")
+            elif self._rank(tenant) < self._rank(client.ask.tenant):
+                law(not could, f"{answer} of {client.ask.tenant} passed {key} of {tenant}, which fits")
+
+    def _rank(self, tenant: Tenant) -> tuple[bool, int]:
+        """Less is earlier: classes below their floor, then by priority."""
+        priority = tenant.priority
+        held = sum(blocks for blocks, _, whose in self.live.values() if whose.priority == priority)
+        is_below = held < self.floors.get(priority, 0.0) * self.facts.usable_blocks
+        return not is_below, -priority
 
     def refused(self, client: Client, answer: Refused, now: float) -> None:
         need = worst(client.ask, self.facts)
@@ -145,9 +195,17 @@ class Auditor:
         law(late == (answer.key is not None), f"{answer}: timed out if and only if it has waited")
         law(answer.retry_after is not None and 1 <= answer.retry_after <= 60, f"{answer.retry_after=}")
         law(not late or now >= client.deadline, f"{answer} before its deadline")
+        tenant = client.ask.tenant
+        if answer.reason is Reason.TENANT_LIMIT:
+            assert not isinstance(need, Reason)
+            room = None if tenant.ceiling is None else tenant.ceiling - self.held_by(tenant)
+            law(room is not None and need[0] > room, f"{answer}, but {tenant} has room for {room}")
         if not late:
-            free = not self.line and not isinstance(need, Reason) and self.fits(need)
-            law(not free, f"{answer} although {need} fits beside {self.reserved()}")
+            full = not isinstance(need, Reason) and not self.fits(need, tenant)
+            law(
+                bool(self.line) or full or self.knows_some,
+                f"{answer} although {need} fits beside {self.reserved()}",
+            )
 
     def _answer(self, key: Key) -> None:
         law(key not in self.answered, f"request {key} was answered twice")
@@ -171,8 +229,8 @@ class Auditor:
         for key in engine.running:
             law(key in self.live, f"{key} was released while the engine still holds its blocks")
             law(engine.pages_of(key) <= self.live[key][0], f"{key} outgrew its price")
-        for head in self.line.values():
-            need = worst(head.ask, self.facts)
-            law(not isinstance(need, Reason) and not self.fits(need), f"the head waits, but {need} fits")
-            break
+        if self.line and not self.knows_some:
+            waiting = [(worst(c.ask, self.facts), c.ask.tenant) for c in self.firsts().values()]
+            held_up = [n for n, t in waiting if not isinstance(n, Reason) and not self.fits(n, t)]
+            law(bool(held_up), f"all wait, but {waiting} fit")
         law(all(w.deadline >= now for w in self.line.values()), "somebody waits beyond its deadline")

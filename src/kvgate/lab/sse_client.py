@@ -7,7 +7,7 @@ answer that is not a 200 is kept whole; an answer that stops before its end rais
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
@@ -27,14 +27,19 @@ class Answer:
     body: bytes = b""
 
 
-async def post(url: str, body: bytes, event: Callable[[bytes], None]) -> Answer:
-    """POST `body`; return when the answer is complete."""
+async def post(
+    url: str, body: bytes, event: Callable[[bytes], None], headers: Mapping[str, str] | None = None
+) -> Answer:
+    """POST `body`, with more `headers`; return when the answer is complete."""
     parts = urlsplit(url)
-    reader, writer = await asyncio.open_connection(parts.hostname, parts.port or 80)
+    is_secured = parts.scheme == "https"
+    port = parts.port or (443 if is_secured else 80)
+    reader, writer = await asyncio.open_connection(parts.hostname, port, ssl=is_secured or None)
+    more = "".join(f"{name}: {value}\r\n" for name, value in (headers or {}).items())
     try:
         head = (
             f"POST {parts.path} HTTP/1.1\r\nHost: {parts.netloc}\r\nContent-Type: application/json\r\n"
-            f"Accept: text/event-stream\r\nContent-Length: {len(body)}\r\n\r\n"
+            f"Accept: text/event-stream\r\nContent-Length: {len(body)}\r\n{more}\r\n"
         )
         writer.write(head.encode("ascii") + body)
         await writer.drain()

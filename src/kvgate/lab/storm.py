@@ -12,6 +12,7 @@ import asyncio
 import enum
 import json
 import time
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,6 +27,7 @@ class Outcome(enum.StrEnum):
     FINISHED = "finished"
     DIED = "died"  # the engine had taken it, and it did not come to its end
     REFUSED = "refused"  # refused for good, or refused until patience ran out
+    LEFT = "left"  # its client hung up, or the storm was over before it
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,7 @@ class StreamResult:
     seconds_to_first_token: float | None = None  # from the attempt that was let in
     seconds: float = 0.0
     detail: str = ""
+    gaps: array[float] = field(default_factory=lambda: array("f"))  # seconds between its tokens
 
 
 @dataclass(slots=True)
@@ -172,7 +175,7 @@ async def _follow(url: str, want: Wanted, stream: StreamResult, give_up: float) 
     started = time.perf_counter()
     try:
         while True:
-            reader = _TokenReader(stream)
+            reader = TokenReader(stream)
             try:
                 answer = await post(url, want.body(), reader.event)
             except (Cut, OSError) as error:
@@ -184,11 +187,11 @@ async def _follow(url: str, want: Wanted, stream: StreamResult, give_up: float) 
             wait = retry_after(answer)
             if wait is None and not 400 <= answer.status < 500:
                 # The engine had taken it and failed before the first token.
-                stream.outcome, stream.detail = Outcome.DIED, f"{answer.status}: {_message(answer)}"
+                stream.outcome, stream.detail = Outcome.DIED, f"{answer.status}: {message_of(answer)}"
                 return
             stream.refusals += 1
             if wait is None or time.perf_counter() + wait > give_up:
-                stream.outcome, stream.detail = Outcome.REFUSED, f"{answer.status}: {_message(answer)}"
+                stream.outcome, stream.detail = Outcome.REFUSED, f"{answer.status}: {message_of(answer)}"
                 return
             await asyncio.sleep(wait)
             stream.retries += 1
@@ -208,7 +211,7 @@ def retry_after(answer: Answer) -> float | None:
     return None
 
 
-class _TokenReader:
+class TokenReader:
     """Reads the events of one streamed answer into its StreamResult."""
 
     def __init__(self, stream: StreamResult) -> None:
@@ -251,12 +254,13 @@ class _TokenReader:
         now = time.perf_counter()
         if self._last is not None:
             self._stream.longest_stall = max(self._stream.longest_stall, now - self._last)
+            self._stream.gaps.append(now - self._last)
         elif self._stream.seconds_to_first_token is None:
             self._stream.seconds_to_first_token = now - self._asked
         self._last = now
 
 
-def _message(answer: Answer) -> str:
+def message_of(answer: Answer) -> str:
     try:
         return str(json.loads(answer.body)["error"]["message"])
     except (ValueError, KeyError, TypeError):

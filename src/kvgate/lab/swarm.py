@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from random import Random
 
-from kvgate.core.records import Ask, CapRules, PoolFacts
+from kvgate.core.records import ANYONE, Ask, CapRules, PoolFacts, Tenant
 from kvgate.lab.auditor import Client
 
 
@@ -26,6 +26,9 @@ class Swarm:
     resizes: int
     passes: int  # how often the head of the line may be passed
     lag: int  # longest time between an event and the news of it
+    tenants: tuple[Tenant, ...]
+    floors: tuple[tuple[int, float], ...]  # (priority, share of the pool)
+    known: float  # share of the clients that are known when they come back
 
     @classmethod
     def draw(cls, rng: Random) -> Swarm:
@@ -40,7 +43,24 @@ class Swarm:
             resizes=rng.choice((0, 0, 1, 4)),
             passes=rng.choice((0, 1, 2, 8)),
             lag=rng.choice((0, 2)),
+            tenants=draw_tenants(rng),
+            floors=rng.choice(((), (), ((0, 0.3),), ((0, 0.2), (1, 0.5)))),
+            known=rng.choice((0.0, 0.0, 0.6)),
         )
+
+
+def draw_tenants(rng: Random) -> tuple[Tenant, ...]:
+    if rng.random() < 0.5:
+        return (ANYONE,)
+    return tuple(
+        Tenant(
+            f"t{number}",
+            weight=rng.choice((0.5, 1.0, 1.0, 4.0)),
+            ceiling=rng.choice((None, None, rng.randint(1, 60))),
+            priority=rng.choice((0, 0, 0, 1, 2)),
+        )
+        for number in range(rng.randint(1, 3))
+    )
 
 
 def draw_pool(rng: Random) -> PoolFacts:
@@ -78,5 +98,8 @@ def draw_client(rng: Random, facts: PoolFacts, swarm: Swarm) -> Client:
         rules=CapRules(default=rng.choice((None, None, 5)), ceiling=rng.choice((None, None, 9))),
         max_wait=float(rng.choice((1, 5, 30, 200))) if rng.random() < swarm.waits else 0.0,
         draw=rng.random(),
+        tenant=rng.choice(swarm.tenants),
+        # Few numbers, so that some clients are taken for each other.
+        identity=rng.randint(1, 12) if rng.random() < swarm.known else 0,
     )
     return Client(ask, truth, answer=rng.choice((1, rng.randint(1, 40), 1000)))

@@ -23,20 +23,34 @@ STATUS = {
     Reason.INVALID_REQUEST: 400,
     Reason.BODY_TOO_LARGE: 413,
     Reason.UNPRICED_ENDPOINT: 403,
+    Reason.MODEL_NOT_FOUND: 404,
+    Reason.INVALID_API_KEY: 401,
     Reason.ENGINE_UNAVAILABLE: 503,
     Reason.DRAINING: 503,
 }
 PHRASE = {
     400: "Bad Request",
+    401: "Unauthorized",
     403: "Forbidden",
+    404: "Not Found",
     413: "Content Too Large",
     429: "Too Many Requests",
     431: "Request Header Fields Too Large",
     503: "Service Unavailable",
     529: "Overloaded",
 }
-_TYPES = {400: "invalid_request_error", 403: "permission_error", 413: "invalid_request_error"}
+_TYPES = {
+    400: "invalid_request_error",
+    401: "invalid_request_error",
+    403: "permission_error",
+    404: "invalid_request_error",
+    413: "invalid_request_error",
+}
 _CAPACITY = frozenset({reason for reason, status in STATUS.items() if status == 429})
+# The names that OpenAI's clients know. Tokens of KV cache, not of traffic; the last is this client's slot.
+_RATE_LIMIT = (
+    b"x-ratelimit-limit-tokens: %d\r\nx-ratelimit-remaining-tokens: %d\r\nx-ratelimit-reset-tokens: %dms\r\n"
+)
 
 
 class Dialect(enum.StrEnum):
@@ -52,14 +66,22 @@ class Dialect(enum.StrEnum):
 
 _ANTHROPIC_TYPES = {
     400: "invalid_request_error",
+    401: "authentication_error",
     403: "permission_error",
+    404: "not_found_error",
     413: "request_too_large",
     429: "rate_limit_error",
     503: "overloaded_error",
     529: "overloaded_error",
 }
-_LLAMACPP_TYPES = {400: "invalid_request_error", 403: "permission_error", 413: "exceed_context_size_error"}
-_TGI_TYPES = {400: "validation", 403: "validation", 413: "validation"}
+_LLAMACPP_TYPES = {
+    400: "invalid_request_error",
+    401: "invalid_request_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "exceed_context_size_error",
+}
+_TGI_TYPES = {400: "validation", 401: "validation", 403: "validation", 404: "validation", 413: "validation"}
 
 
 def status_of(reason: Reason, busy_status: int = 429) -> int:
@@ -116,8 +138,12 @@ def render(
         milliseconds = min(60_000, max(1_000, math.ceil((refused.retry_after or 1.0) * 1000)))
         retry = math.ceil(milliseconds / 1000)
         headers += b"retry-after: %d\r\nretry-after-ms: %d\r\n" % (retry, milliseconds)
+        if refused.usable_tokens and refused.reason in _CAPACITY:
+            headers += _RATE_LIMIT % (refused.usable_tokens, refused.free_tokens, milliseconds)
     else:
         headers += b"x-should-retry: false\r\n"
+        if status == 401:
+            headers += b"www-authenticate: Bearer\r\n"
     facts: dict[str, Any] = {"param": param, "code": refused.reason.value}
     if refused.needed_tokens:
         facts |= {
