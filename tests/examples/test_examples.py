@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from kvgate.config import Settings
+from kvgate.config import Settings, at
 from kvgate.core.records import PoolFacts
 from kvgate.edge.gateway import Gateway
 
@@ -42,7 +42,7 @@ async def running_gateway() -> AsyncIterator[Gateway]:
         assert engine.stdout is not None
         port = json.loads(await engine.stdout.readline())["port"]
         settings = Settings(
-            upstream=f"http://127.0.0.1:{port}",
+            upstreams=at(f"http://127.0.0.1:{port}"),
             engine="llamacpp",
             listen_port=0,
             abort_grace=0.05,

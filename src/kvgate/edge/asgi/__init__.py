@@ -1,0 +1,1 @@
+"""Admission inside an ASGI server. Start at `middleware`; the public name is `kvgate.asgi`."""
