@@ -8,10 +8,12 @@ from typing import Any
 
 import click
 import pytest
+from click.testing import CliRunner
 
 from kvgate.cli.options import OPTIONS, Option, read_file, settings_from
 from kvgate.cli.serve import serve
-from kvgate.config import Settings
+from kvgate.config import Settings, UpstreamSettings, at
+from kvgate.core.tenancy import ClassRule, TenantRule
 
 CONFIGURATION = Path(__file__).parents[2] / "docs" / "configuration.md"
 
@@ -23,12 +25,25 @@ OTHER: dict[str, tuple[str, dict[str, Any]]] = {
     "tls-cert": (str(FILE), {"tls_cert": str(FILE)}),
     "tls-key": (str(FILE), {"tls_key": str(FILE)}),
     "upstream-ca": (str(FILE), {"upstream_ca": str(FILE)}),
+    "tokenizer": (str(FILE.parent), {"tokenizer": str(FILE.parent)}),
     "read-usage": ("false", {"read_usage": False}),
     "body-memory": ("5000", {"body_memory": 5000}),
     "max-connections": ("7", {"max_connections": 7}),
     "client-idle-timeout": ("8", {"client_idle_timeout": 8.0}),
     "admin": ("[::1]:0", {"admin_host": "::1", "admin_port": 0}),
-    "upstream": ("http://engine:8000/", {"upstream": "http://engine:8000"}),
+    "upstream": ("http://engine:8000/", {"upstreams": at("http://engine:8000")}),
+    "lookahead": ("0", {"lookahead": 0}),
+    "model-config": (str(FILE), {"model_config": str(FILE)}),
+    "tensor-parallel": ("2", {"tensor_parallel": 2}),
+    "max-batched-tokens": ("2048", {"max_batched_tokens": 2048}),
+    "watch-engine-metrics": ("false", {"watch_engine_metrics": False}),
+    "line-tokens": ("9000", {"line_tokens": 9000}),
+    "sticky-header": ("x-session-id", {"sticky_header": "x-session-id"}),
+    "tenant": ('name="a",weight=2', {"tenants": (TenantRule("a", weight=2),)}),
+    "class": ("priority=1,floor=0.5", {"classes": (ClassRule(1, 0.5),)}),
+    "tenant-per-key": ("true", {"tenant_per_key": True}),
+    "trust-tenant-header": ("x-team", {"trust_tenant_header": "x-team"}),
+    "api-keys": (str(FILE), {"api_keys": str(FILE)}),
     "engine": ("vllm", {"engine": "vllm"}),
     "total-blocks": ("63", {"total_blocks": 63}),
     "block-size": ("128", {"block_size": 128}),
@@ -67,6 +82,8 @@ def parsed(*arguments: str) -> Settings:
 
 
 def toml(option: Option, text: str) -> str:
+    if option.name in ("tenant", "class"):
+        return f"[{{{text}}}]"
     if option.multiple:
         return f'["{text}"]'
     is_number = isinstance(option.type, click.IntRange | click.FloatRange) or option.name == "busy-status"
@@ -121,7 +138,7 @@ def test_an_option_can_be_set_by_file(option: Option, underscore: bool, tmp_path
     ],
 )
 def test_an_engine_can_be_named_in_every_way_it_can_be_reached(text: str, upstream: str) -> None:
-    assert parsed("--upstream", text).upstream == upstream
+    assert parsed("--upstream", text).upstreams == at(upstream)
 
 
 def test_a_unix_socket_to_listen_on_is_a_host_without_a_port() -> None:
@@ -227,3 +244,88 @@ def test_a_value_out_of_range_is_refused_wherever_it_comes_from(
     with pytest.raises(click.BadParameter) as wrong:
         parsed(*arguments)
     assert flag in wrong.value.format_message()
+
+
+TABLES = """
+safety-fraction = "auto"
+[[upstream]]
+url = "http://a:1"
+label = "big"
+engine = "vllm"
+total-blocks = 63
+safety_fraction = 0.5
+ranks = 2
+models = ["m"]
+aliases = { "gpt-4o" = "m" }
+[[upstream]]
+url = "http://b:1/"
+[[tenant]]
+name = "team"
+weight = 2
+[[class]]
+priority = 1
+floor = 0.2
+"""
+
+
+def test_engines_tenants_and_classes_are_tables_of_the_file(tmp_path: Path) -> None:
+    settings = parsed("--config", config(tmp_path, TABLES))
+    assert settings.safety_fraction == "auto"
+    assert settings.upstreams == (
+        UpstreamSettings(
+            "http://a:1",
+            "big",
+            "vllm",
+            total_blocks=63,
+            safety_fraction=0.5,
+            ranks=2,
+            models=("m",),
+            aliases=(("gpt-4o", "m"),),
+        ),
+        UpstreamSettings("http://b:1"),
+    )
+    assert settings.tenants == (TenantRule("team", weight=2),)
+    assert settings.classes == (ClassRule(1, 0.2),)
+
+
+def test_engines_by_flag_replace_those_of_the_file_and_may_be_several(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = config(tmp_path, TABLES)
+    flags = ("--config", file, "--upstream", "http://c:1", "--upstream", "http://d:1")
+    assert parsed(*flags).upstreams == at("http://c:1", "http://d:1")
+    monkeypatch.setenv("KVGATE_UPSTREAM", "http://e:1 http://f:1")
+    assert parsed("--config", file).upstreams == at("http://e:1", "http://f:1")
+    for written in ('upstream = "http://g:1"', 'upstream = ["http://g:1"]'):
+        monkeypatch.delenv("KVGATE_UPSTREAM", raising=False)
+        assert parsed("--config", config(tmp_path, written)).upstreams == at("http://g:1")
+
+
+@pytest.mark.parametrize(
+    ("table", "words"),
+    [
+        ('[[upstream]]\nlabel = "a"', "needs a url"),
+        ('[[upstream]]\nurl = "http://a:1"\nrank = 2', "has no 'rank'. There are url, label,"),
+        ('[[upstream]]\nurl = "http://a:1"\nranks = 0', "ranks must be a whole number of at least 1, got 0"),
+        ('[[upstream]]\nurl = "http://a:1"\ncontext = true', "context must be a whole number"),
+        ('[[upstream]]\nurl = "http://a:1"\nengine = "x"', "engine must be one of generic, llamacpp"),
+        ('[[upstream]]\nurl = "http://a:1"\nsafety-fraction = 2', 'at most 1, or "auto", got 2'),
+        ('[[upstream]]\nurl = "http://a:1"\nmodels = "m"', "models must be a list of strings"),
+        ('[[upstream]]\nurl = "http://a:1"\naliases = ["m"]', "aliases must be a table"),
+        ('[[upstream]]\nurl = "http://a:1/v1"', "has a path"),
+        ("upstream = 3", "must be tables, each under [[upstream]]"),
+        ('[[tenant]]\nname = "a b"', "name must be 1 to 64"),
+        ("[[class]]\npriority = 1", "floor is missing"),
+        ('tenant = "a"', "must be tables, each under [[tenant]]"),
+    ],
+)
+def test_a_mistake_in_a_table_is_named(table: str, words: str, tmp_path: Path) -> None:
+    with pytest.raises(click.ClickException) as wrong:
+        parsed("--config", config(tmp_path, table))
+    assert words in wrong.value.format_message()
+
+
+def test_two_engines_that_cannot_be_told_apart_are_refused() -> None:
+    answer = CliRunner().invoke(serve, ["--upstream", "http://a:1", "--upstream", "http://a:1/"])
+    assert answer.exit_code == 2
+    assert "tell them apart" in answer.output

@@ -256,19 +256,24 @@ def test_without_the_extra_the_error_has_the_install_command(monkeypatch: pytest
     assert "--upstream URL" in answer.output
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ([], ["--engine", "--total-blocks", "--block-size", "--context", "of vllm", "of llamacpp"]),
-        (["--engine", "vllm"], ["num_gpu_blocks minus 1", "label block_size", "max_model_len"]),
-        (["--engine", "llamacpp"], ["-c (--ctx-size)", "cells of one token", "n_ctx", "total_slots"]),
-        (["--engine", "vllm", "--total-blocks", "9", "--context", "9"], ["also needs --block-size."]),
-    ],
-)
-def test_a_missing_size_is_named_with_the_place_to_read_it(options: list[str], words: list[str]) -> None:
-    answer = CliRunner().invoke(main, ["serve", "--upstream", "http://127.0.0.1:9", *options])
-    assert answer.exit_code == 2
-    assert [word for word in words if word not in answer.output] == []
+def test_what_an_engine_does_not_tell_is_named_with_the_option_that_gives_it(engine: int) -> None:
+    options = ["--upstream", f"http://127.0.0.1:{engine}", "--engine", "generic", "--listen", "127.0.0.1:0"]
+    with process("kvgate", "serve", *options, "--admin", "127.0.0.1:0") as child:
+        status, out, err = child.end()
+    assert (status, out) == (2, "")
+    assert f"http://127.0.0.1:{engine}: total_blocks: " in err
+    assert "--total-blocks N" in err
+    assert "Traceback" not in err
+
+
+def test_an_engine_that_is_not_there_yet_is_waited_for(engine: int) -> None:
+    options = ["--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"]
+    with process("kvgate", "serve", "--upstream", "http://127.0.0.1:9", *options) as child:
+        gate = Serving(child)
+        assert gate.page("/readyz")[0] == 503
+        with gate.post({}) as answer:
+            assert answer.status == 503
+            assert answer.getheader("x-kvgate-reason") == "engine_unavailable"
 
 
 @pytest.mark.parametrize(

@@ -7,17 +7,19 @@ KVGATE_EPISODES sets how many.
 from __future__ import annotations
 
 import os
+import re
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from kvgate.core.accounts import Waiter
+from kvgate.core.accounts import Account, Waiter
 from kvgate.core.gate import Gate
 from kvgate.core.ledger import Ledger
 from kvgate.core.line import Line
 from kvgate.core.records import Ask, Granted, Key, PoolFacts, Price, Refused, Seconds
+from kvgate.core.shares import Shares
 from kvgate.lab.auditor import Engine, Violation
 from kvgate.lab.simulation import main, run_episode
 
@@ -44,6 +46,7 @@ def test_every_law_holds_in_ten_thousand_episodes() -> None:
     # A simulation in which nothing happens proves nothing.
     for event in ("granted", "queued", "cancel", "die", "double", "settle", "resize", "queue_timeout"):
         assert events[event] > EPISODES / 10, f"{event} is too rare: {events}"
+    assert events["tenant_limit"] > EPISODES / 100
 
 
 @pytest.mark.parametrize("seed", kept_seeds())
@@ -201,6 +204,23 @@ def test_a_planted_bug_is_caught_and_its_seed_replays_it(bug: str) -> None:
     with pytest.raises(Violation) as again:
         run_episode(seed, PLANTED[bug])
     assert str(again.value) == message
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "bug", "says"),
+    [
+        (Account, "may_take", lambda self, blocks: True, "does not fit|below"),
+        (Shares, "first_of", lambda self, tenant: None, "too many to pass|which fits"),
+        (Shares, "_by_turn", lambda self, usable: sorted(self._order), "which fits"),
+        (Shares, "_by_turn", lambda self, usable: self._order, "which fits"),
+    ],
+)
+def test_a_bug_in_the_shares_of_tenants_is_caught(
+    owner: type, name: str, bug: Callable[..., object], says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(owner, name, bug)
+    _, message = first_violation()
+    assert re.search(says, message)
 
 
 def test_an_engine_that_ignores_the_cap_is_seen_to_outgrow_its_price(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -263,6 +263,7 @@ class Stack:
             "--engine-idle-timeout": "2",
             "--client-idle-timeout": "2",
             "--abort-grace": "0.2",
+            "--max-wait": "0",  # who does not fit is told so at once, so that tests need not wait
         }
         for name, value in zip(options[::2], options[1::2], strict=True):
             arguments[name] = value

@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from kvgate.config import Settings
+from kvgate.config import Settings, at
 from kvgate.core.records import PoolFacts
 from kvgate.edge.gateway import Gateway
 
@@ -55,7 +55,15 @@ FACTS = PoolFacts(total_blocks=1000, block_size=1, context=500)
 async def gateway_before(upstream: str, **settings: Any) -> AsyncIterator[Gateway]:
     """A gateway before `upstream`. At the end nothing may be held or waiting."""
     chosen = replace(
-        Settings(upstream=upstream, engine="llamacpp", listen_port=0, abort_grace=0.0, drain_timeout=0.0),
+        Settings(
+            upstreams=at(upstream),
+            engine="llamacpp",
+            listen_port=0,
+            abort_grace=0.0,
+            max_wait=0.0,
+            drain_timeout=0.0,
+            watch_engine_metrics=False,
+        ),
         **settings,
     )
     gateway = Gateway(chosen, FACTS)

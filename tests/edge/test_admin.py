@@ -23,7 +23,8 @@ from kvgate.edge.reload import CannotReload
 SNAPSHOT = """{
   "version": "0.1.0", "uptime_seconds": 1.5, "ready": true, "draining": false,
   "pools": [{
-    "engine": "vllm", "total_blocks": 100, "usable_blocks": 90, "reserved_blocks": 40, "free_blocks": 50,
+    "engine": "vllm", "upstream": "a:1", "up": true,
+    "total_blocks": 100, "usable_blocks": 90, "reserved_blocks": 40, "free_blocks": 50,
     "block_size": 16, "live": 3, "waiting": 2, "context": 4096, "max_seqs": 8, "reserved_seqs": 3
   }],
   "counters": {
@@ -159,7 +160,7 @@ def test_metrics_show_the_pool_with_its_engine() -> None:
         samples = await ask.samples()
         pool = {"reserved_blocks": 40, "usable_blocks": 90, "total_blocks": 100, "live_reservations": 3}
         for name, value in (pool | {"waiting_requests": 2}).items():
-            assert samples[f"kvgate_{name}", (("engine", "vllm"),)] == value
+            assert samples[f"kvgate_{name}", (("engine", "vllm"), ("upstream", "a:1"))] == value
         assert samples["kvgate_admissions_total", ()] == 7
         assert samples["kvgate_double_release_total", ()] == 0
 

@@ -15,7 +15,7 @@ import pytest
 from harness import COMPLETIONS, Client, Engine, Response, Stack, payload, request
 from whole_pool import WHOLE, held
 
-from kvgate.config import Settings
+from kvgate.config import Settings, at
 from kvgate.core.records import PoolFacts
 from kvgate.edge.gateway import Gateway
 
@@ -166,7 +166,7 @@ async def test_an_engine_that_goes_on_for_5_s_after_its_client_keeps_the_room(sl
 
 @contextlib.asynccontextmanager
 async def gateway_of(engine: Engine, **settings: Any) -> AsyncIterator[Gateway]:
-    wanted: dict[str, Any] = {"upstream": f"http://127.0.0.1:{engine.port}", "listen_port": 0}
+    wanted: dict[str, Any] = {"upstreams": at(f"http://127.0.0.1:{engine.port}"), "listen_port": 0}
     wanted |= {"abort_grace": 0.05, "drain_timeout": 0.2} | settings
     gateway = Gateway(Settings(**wanted), PoolFacts(total_blocks=100, block_size=1, context=100))
     await gateway.start()

@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from inside import ANSWER, COMPLETION, FACTS
 
-from kvgate.config import Settings
+from kvgate.config import Settings, at
 from kvgate.edge.counting import Counter
 from kvgate.edge.gatekeeper import Gatekeeper
 from kvgate.edge.gateway import Gateway
@@ -155,7 +155,7 @@ def check_request(sent: bytes, gateway: Gateway) -> None:
 
 def fuzzed_gateway() -> Gateway:
     chosen = Settings(
-        upstream="http://engine",
+        upstreams=at("http://engine"),
         engine="llamacpp",
         abort_grace=0.0,
         max_body_bytes=BODY_MAX,
@@ -163,9 +163,10 @@ def fuzzed_gateway() -> Gateway:
     )
     gateway = Gateway(chosen, FACTS)
     gateway.loop = cast(asyncio.AbstractEventLoop, Loop())
-    gateway.keeper = Gatekeeper(gateway.gate, gateway.loop)
-    gateway.pool = cast(EnginePool, Pool(gateway))
-    gateway.counter = Counter(gateway.pool, gateway.engine, 1.0)
+    upstream = gateway.upstreams[0]
+    upstream.keeper = Gatekeeper(gateway.gate, gateway.loop)
+    upstream.pool = cast(EnginePool, Pool(gateway))
+    upstream.counter = Counter(gateway.pool, gateway.engine, 1.0)
     return gateway
 
 

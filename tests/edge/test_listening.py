@@ -164,12 +164,13 @@ def test_the_soft_limit_is_raised_as_far_as_it_goes() -> None:
 STARVED = """
 import asyncio, json, os, resource, sys
 import uvloop
-from kvgate.config import Settings
+from kvgate.config import Settings, at
 from kvgate.core.records import PoolFacts
 from kvgate.edge.gateway import Gateway
 
 async def main():
-    settings = Settings(upstream="http://127.0.0.1:9", engine="llamacpp", listen_port=0, drain_timeout=0.0)
+    engines = at("http://127.0.0.1:9")
+    settings = Settings(upstreams=engines, engine="llamacpp", listen_port=0, drain_timeout=0.0)
     gateway = Gateway(settings, PoolFacts(100, 1, 100))
     await gateway.start()
     print(gateway.port, flush=True)

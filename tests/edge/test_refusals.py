@@ -124,7 +124,9 @@ async def test_the_busy_status_changes_only_the_busy_answer(status: int) -> None
         check_never(await stack.fetch(never), 413, "kv_capacity_exceeded")
         check_never(await stack.fetch(request(body=b"{")), 400, "invalid_request")
         stack.engine.kill()
-        check_busy(await stack.fetch(request()), 503, "engine_unavailable")
+        # A prompt that has not been counted before.
+        other = request(body=payload(messages=[{"role": "user", "content": "other"}]))
+        check_busy(await stack.fetch(other), 503, "engine_unavailable")
 
 
 async def test_the_estimate_beats_any_constant() -> None:

@@ -12,12 +12,14 @@ from typing import Any, TypeAlias
 import pytest
 from harness import COMPLETIONS, Client, Engine, payload, request
 
-from kvgate.config import Settings
+from kvgate.config import Settings, UpstreamSettings, at
 from kvgate.core.records import Misuse, PoolFacts
 from kvgate.edge.gateway import Gateway
 from kvgate.edge.relay import exchange, life
 from kvgate.edge.relay.finished import Finished
 from kvgate.edge.relay.state import NEXT, State
+from kvgate.edge.routing import Fleet
+from kvgate.edge.upstream import Upstream
 
 DOC = Path(__file__).parents[2] / "docs" / "lifecycle.md"
 Move: TypeAlias = tuple[State, State]
@@ -90,7 +92,7 @@ async def running(
 
     monkeypatch.setattr(life.Life, "_to", noted)
     wanted: dict[str, Any] = {
-        "upstream": f"http://127.0.0.1:{upstream.port}",
+        "upstreams": at(f"http://127.0.0.1:{upstream.port}"),
         "listen_port": 0,
         "abort_grace": 0.05,
         "drain_timeout": 0.2,
@@ -227,6 +229,28 @@ async def a_stream_that_is_cut(run: Running) -> None:
     assert run.gateway.gate.ledger.reserved_blocks == 0
 
 
+async def an_engine_that_is_gone_while_another_one_has_the_model(run: Running) -> None:
+    gateway = run.gateway
+    first, settings = gateway.upstreams[0], gateway.settings
+    other = Upstream(UpstreamSettings(first.url, label="other"), settings, first.facts)
+    other.open(gateway.loop, settings, None)
+    other.use(settings, None)
+    other.list_models(first.model_objects)
+    gateway.upstreams.append(other)
+    gateway.fleet = Fleet(gateway.upstreams)
+
+    async def refused() -> Any:
+        first.pool.is_up = False
+        raise exchange.EngineUnavailable("refused")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(first.pool, "take_idle", lambda: None)
+        patch.setattr(first.pool, "connect", refused)
+        assert (await (await run.client(ids())).response()).status == 200
+    assert (first.gate.admissions, other.gate.admissions) == (1, 1)
+    assert first.gate.ledger.reserved_blocks == other.gate.ledger.reserved_blocks == 0
+
+
 Drive: TypeAlias = Callable[[Running], Awaitable[None]]
 DRIVES: dict[Move, tuple[Drive, dict[str, Any]]] = {
     (S.RECEIVED, S.COUNTING): (a_chat, {}),
@@ -246,6 +270,7 @@ DRIVES: dict[Move, tuple[Drive, dict[str, Any]]] = {
     (S.ADMITTED, S.RELEASED): (a_defect_of_the_gate, {}),
     (S.CONNECTING, S.SENDING): (an_allowed_path, {}),
     (S.CONNECTING, S.RELEASED): (no_engine, {}),
+    (S.CONNECTING, S.COUNTED): (an_engine_that_is_gone_while_another_one_has_the_model, {}),
     (S.SENDING, S.STREAMING): (token_ids, {}),
     (S.SENDING, S.CONNECTING): (a_stale_connection, {}),
     (S.SENDING, S.DRAINING): (an_engine_that_breaks_off_before_its_answer, {}),

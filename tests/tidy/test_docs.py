@@ -26,7 +26,15 @@ NOT_OURS = {".venv", ".venv-vllm", ".git", ".cache", "__pycache__", "build", "di
 # Flags of other programs, and of the modules that are run with `python -m`.
 OTHER_FLAGS = {
     *("--help", "--strict", "--quick", "--port", "--repeats", "--only"),
-    *("--max-num-seqs", "--middleware", "--ctx-size", "--kv-unified", "--long-prefill-token-threshold"),
+    *(
+        "--max-num-seqs",
+        "--tensor-parallel-size",
+        "--max-num-batched-tokens",
+        "--middleware",
+        "--ctx-size",
+        "--kv-unified",
+        "--long-prefill-token-threshold",
+    ),
 }
 
 
@@ -52,7 +60,7 @@ def exposed_metrics() -> set[str]:
     counters = {"admissions": 0, "double_releases": 0, "refusals": {}, "releases": {}}
     snapshot: dict[str, Any] = {"version": "0", "ready": True, "uptime_seconds": 0.0}
     snapshot |= {"loop_lag": LoopLag().snapshot()}
-    snapshot |= {"pools": [{"engine": "vllm"} | pool], "counters": counters}
+    snapshot |= {"pools": [{"engine": "vllm", "upstream": "a", "up": True} | pool], "counters": counters}
     text = Telemetry(lambda: snapshot).render().decode()
     return {
         name for name in re.findall(r"^# TYPE (kvgate_\w+) ", text, re.M) if not name.endswith("_created")

@@ -9,7 +9,7 @@ import pytest
 from families import FAMILIES, directory
 from traffic import requests
 
-from kvgate.tokens import PromptCounter, load
+from kvgate.tokens import PromptCounter, TemplateRefused, load
 from kvgate.tokens.accelerators import ACCELERATORS
 from kvgate.tokens.corpus import check_texts
 from kvgate.tokens.loader import load_files
@@ -42,9 +42,17 @@ def test_a_thousand_mixed_requests_count_like_transformers(family: str) -> None:
     specials = [*counter.separators, *(token.content for token in load_files(folder).added[:40])]
     alternate = family in ("gemma3", "deepseek_v3")
 
+    refused = 0
     for number, body in enumerate(requests(SEED, REQUESTS, specials, alternate)):
-        counted = counter.count_chat(body).prompt_tokens
-        assert counted == expected(tokenizer, body, family == "gemma3"), f"seed {SEED}, request {number}"
+        try:
+            truth = expected(tokenizer, body, family == "gemma3")
+        except ValueError:  # a final message that the template does not write as it is
+            with pytest.raises(TemplateRefused):
+                counter.count_chat(body)
+            refused += 1
+            continue
+        assert counter.count_chat(body).prompt_tokens == truth, f"seed {SEED}, request {number}"
+    assert refused < REQUESTS / 100
     assert counter.counted_by in {name for name, _ in ACCELERATORS}
 
 

@@ -145,9 +145,9 @@ async def one_stream(client: httpx.AsyncClient, prompt: str) -> tuple[bool, floa
     return finished, worst
 
 
-async def storm(url: str) -> tuple[int, float]:
+async def storm(url: str, headers: dict[str, str] | None = None) -> tuple[int, float]:
     limits = httpx.Limits(max_connections=None)
-    async with httpx.AsyncClient(base_url=url, timeout=600, limits=limits) as client:
+    async with httpx.AsyncClient(base_url=url, timeout=600, limits=limits, headers=headers) as client:
         prompts = [f"{n:03d}" + "x" * (PROMPT_TOKENS - 3) for n in range(STREAMS)]
         results = await asyncio.gather(*(one_stream(client, prompt) for prompt in prompts))
     return sum(finished for finished, _ in results), max(worst for _, worst in results)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from types import NoneType
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvgate.wire.body import BadBody, Body
+from kvgate.wire.body import BadBody, Body, _parse, _parse_slowly
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -42,6 +43,27 @@ def test_replacing_changes_the_named_values_and_nothing_else(
 
     assert json.loads(changed) == value | new
     assert [k for k in json.loads(changed) if k in value] == list(value)
+
+
+def read(parse: Callable[[str], dict[str, Any]], text: str) -> dict[str, Any] | str:
+    try:
+        return parse(text)
+    except BadBody as error:
+        return str(error)
+
+
+@given(OBJECTS, st.data())
+def test_both_ways_to_read_a_body_agree_on_what_is_none(
+    value: dict[str, object], data: st.DataObject
+) -> None:
+    text = json.dumps(value) + data.draw(st.sampled_from(["", " ", "\n}", "x"]))
+    at = data.draw(st.integers(0, len(text)))
+    text = (
+        text[:at]
+        + data.draw(st.sampled_from(['"', ",", ":", "{", "}", "[", "]", "\\", "0", "-"]))
+        + text[at:]
+    )
+    assert read(_parse, text) == read(_parse_slowly, text)
 
 
 def test_what_the_client_wrote_keeps_its_own_spelling() -> None:

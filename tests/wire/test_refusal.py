@@ -28,9 +28,39 @@ def test_a_retry_is_offered_exactly_where_it_can_help(reason: Reason, wait: floa
         assert shown["retry_after_seconds"] == seconds
         assert b"x-should-retry" not in headers
     else:
-        assert status in (400, 403, 413)
+        assert status in (400, 401, 403, 404, 413)
         assert b"retry-after" not in headers
         assert headers[b"x-should-retry"] == b"false"
+
+
+def test_what_is_free_and_when_is_told_under_the_names_that_clients_know() -> None:
+    headers = render(Refused(Reason.KV_CAPACITY, retry_after=1.2344, free_tokens=7, usable_tokens=70))[1]
+    assert b"x-ratelimit-limit-tokens: 70\r\nx-ratelimit-remaining-tokens: 7\r\n" in headers
+    assert b"x-ratelimit-reset-tokens: 1235ms\r\n" in headers
+    assert b"retry-after-ms: 1235\r\n" in headers
+
+
+@pytest.mark.parametrize(
+    "refused",
+    [
+        Refused(Reason.KV_CAPACITY_EXCEEDED, free_tokens=7, usable_tokens=70),
+        Refused(Reason.ENGINE_UNAVAILABLE, retry_after=2.0),
+        Refused(Reason.KV_CAPACITY, retry_after=2.0),
+    ],
+)
+def test_no_rate_limit_is_told_where_none_is_meant(refused: Refused) -> None:
+    assert b"ratelimit" not in render(refused)[1]
+
+
+@pytest.mark.parametrize("dialect", list(Dialect))
+def test_a_wrong_key_is_told_as_each_api_tells_it(dialect: Dialect) -> None:
+    refused = Refused(Reason.INVALID_API_KEY, detail="The API key is not known here.")
+    status, headers, body = render(refused, dialect=dialect)
+    assert status == 401
+    assert b"www-authenticate: Bearer\r\n" in headers
+    assert b"The API key is not known here." in body
+    if dialect is Dialect.ANTHROPIC:
+        assert json.loads(body)["error"]["type"] == "authentication_error"
 
 
 def test_the_operator_chooses_the_status_of_a_busy_pool_and_of_nothing_else() -> None:

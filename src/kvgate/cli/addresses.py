@@ -6,6 +6,7 @@ Promises: what is returned can be used as it is; a mistake is told with an examp
 from __future__ import annotations
 
 import os
+import re
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 else:
     ParamType = click.ParamType
 
+# RFC 9110, section 5.6.2.
+_TOKEN = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 # sockaddr_un on Linux.
 UNIX_PATH_MAX = 108
 
@@ -95,4 +98,16 @@ class UrlPath(ParamType):
         text = str(value)
         if not text.startswith("/") or "?" in text or "#" in text:
             self.fail(f"{text!r} is not a path: it starts with / and has no query", param, ctx)
+        return text
+
+
+class HeaderName(ParamType):
+    """The name of a request header."""
+
+    name = "NAME"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        text = str(value)
+        if not _TOKEN.fullmatch(text):
+            self.fail(f"{text!r} is not the name of a header, for example x-session-id", param, ctx)
         return text

@@ -9,73 +9,31 @@ names the nearest one that does.
 from __future__ import annotations
 
 import difflib
-import math
 import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import click
 
-from kvgate.cli.addresses import Address, EngineUrl, ListenAddress, ParamType, UrlPath
+from kvgate.cli.addresses import Address, HeaderName, ListenAddress, UrlPath
+from kvgate.cli.option import Number, Option, Share
+from kvgate.cli.tables import ClassTable, Table, TenantTable, UpstreamTable
 from kvgate.config import Settings
 from kvgate.wire.engines.known import ENGINES as KNOWN
 
-ENVIRONMENT_PREFIX = "KVGATE"
 # Where a context keeps what was typed, for reading the options again.
 ARGUMENTS = "kvgate.arguments"
 
 
-class Number(click.FloatRange):
-    """A finite number: nan passes every range check, and infinite time-outs hide dead peers."""
-
-    name = "NUMBER"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        number = float(super().convert(value, param, ctx))
-        if not math.isfinite(number):
-            self.fail(f"{value!r} is not a finite number", param, ctx)
-        return number
-
-
-@dataclass(frozen=True, slots=True)
-class Option:
-    """One row: `--name`, `KVGATE_NAME` and the file key `name` all set `fields` of Settings."""
-
-    name: str
-    fields: tuple[str, ...]
-    type: ParamType
-    section: str
-    help: str
-    metavar: str | None = None
-    multiple: bool = False
-
-    @property
-    def parameter(self) -> str:
-        return self.name.replace("-", "_")
-
-    @property
-    def environment(self) -> str:
-        return f"{ENVIRONMENT_PREFIX}_{self.parameter.upper()}"
-
-    @property
-    def default(self) -> Any:
-        """The default of Settings, written as a user would write it."""
-        values = [getattr(DEFAULTS, field) for field in self.fields]
-        if isinstance(values[0], bool):
-            return str(values[0]).lower()
-        return f"{values[0]}:{values[1]}" if len(values) == 2 else values[0]
-
-
-DEFAULTS = Settings()
 COUNT = click.IntRange(min=1)
 SECONDS = Number(min=0)
 TIMEOUT = Number(min=0, min_open=True)
-FRACTION = Number(min=0, min_open=True, max=1)
+FRACTION = Share(min=0, min_open=True, max=1)
 BUSY = click.Choice(["429", "503", "529"])
 ENGINES = click.Choice(sorted(KNOWN))
-PEM_FILE = click.Path(exists=True, dir_okay=False)
+FILE = click.Path(exists=True, dir_okay=False)
+DIRECTORY = click.Path(exists=True, file_okay=False)
 
 _ADDRESSES, _ENGINE = "Addresses", "The engine and its sizes (with --upstream)"
 _EMBEDDED, _ADMISSION, _LIMITS = "The embedded engine (without --upstream)", "Admission", "Limits"
@@ -84,30 +42,46 @@ _EMBEDDED, _ADMISSION, _LIMITS = "The embedded engine (without --upstream)", "Ad
 OPTIONS: tuple[Option, ...] = (
     Option("listen", ("listen_host", "listen_port"), ListenAddress(), _ADDRESSES,
            "Where clients connect: HOST:PORT (port 0 takes any free one) or unix:/PATH."),
-    Option("tls-cert", ("tls_cert",), PEM_FILE, _ADDRESSES,
+    Option("tls-cert", ("tls_cert",), FILE, _ADDRESSES,
            "PEM file with the certificate that clients are shown; unset: plain HTTP.", "FILE"),
-    Option("tls-key", ("tls_key",), PEM_FILE, _ADDRESSES,
+    Option("tls-key", ("tls_key",), FILE, _ADDRESSES,
            "PEM file with its key; unset: it is in the file of --tls-cert.", "FILE"),
     Option("admin", ("admin_host", "admin_port"), Address(), _ADDRESSES,
            "Where /status, /metrics, /healthz and /readyz are served. Keep it private."),
-    Option("upstream", ("upstream",), EngineUrl(), _ADDRESSES,
-           "The engine: http:// or https://HOST:PORT, or unix:/PATH. Without it, kvgate starts its "
-           "embedded one.", "URL"),
-    Option("upstream-ca", ("upstream_ca",), PEM_FILE, _ADDRESSES,
+    Option("upstream", ("upstreams",), UpstreamTable(), _ADDRESSES,
+           "The engine: http:// or https://HOST:PORT, or unix:/PATH; may be repeated. Without it, kvgate "
+           "starts its embedded one.", "URL", multiple=True),
+    Option("upstream-ca", ("upstream_ca",), FILE, _ADDRESSES,
            "PEM file with the CA of an https:// engine; unset: the system's CAs.", "FILE"),
-    Option("engine", ("engine",), ENGINES, _ENGINE, "What runs at --upstream."),
+    Option("engine", ("engine",), ENGINES, _ENGINE, "What runs at --upstream; unset: it is asked."),
     Option("total-blocks", ("total_blocks",), COUNT, _ENGINE,
-           "KV blocks of the engine. vLLM: the num_gpu_blocks that it prints, minus 1. "
-           "llama.cpp: its -c.", "N"),
+           "KV blocks of the engine, or of one of its ranks; unset: it is asked. vLLM: the num_gpu_blocks "
+           "that it prints, minus 1. llama.cpp: its -c.", "N"),
     Option("block-size", ("block_size",), COUNT, _ENGINE, "Tokens in a block. llama.cpp: 1.", "N"),
     Option("context", ("context",), COUNT, _ENGINE, "Tokens that one sequence may reach.", "N"),
     Option("max-seqs", ("max_seqs",), COUNT, _ENGINE,
-           "Sequences that the engine runs at once; unset: no limit.", "N"),
+           "Sequences that the engine runs at once; unset: it is asked, else no limit.", "N"),
+    Option("lookahead", ("lookahead",), click.IntRange(min=0), _ENGINE,
+           "Tokens of speculative decoding that a sequence holds beyond its answer; unset: the engine is "
+           "asked.", "N"),
+    Option("model-config", ("model_config",), FILE, _ENGINE,
+           "The model's config.json, for vLLM and a model with several kinds of layers.", "FILE"),
+    Option("tensor-parallel", ("tensor_parallel",), COUNT, _ENGINE,
+           "With --model-config: vLLM's --tensor-parallel-size.", "N"),
+    Option("max-batched-tokens", ("max_batched_tokens",), COUNT, _ENGINE,
+           "With --model-config: vLLM's --max-num-batched-tokens.", "N"),
+    Option("watch-engine-metrics", ("watch_engine_metrics",), click.BOOL, _ENGINE,
+           "Compare the books with the engine's own figures, and reserve less where it shows that it has "
+           "less.", "BOOLEAN"),
+    Option("tokenizer", ("tokenizer",), DIRECTORY, _ENGINE,
+           "The model's directory, with tokenizer.json: prompts are counted here, in microseconds; unset: "
+           "the engine is asked.", "DIR"),
     Option("embedded-cells", ("embedded_cells",), COUNT, _EMBEDDED, "KV cells, one a token.", "N"),
     Option("embedded-slots", ("embedded_slots",), COUNT, _EMBEDDED, "Sequences at once.", "N"),
     Option("embedded-context", ("embedded_context",), COUNT, _EMBEDDED, "Tokens a sequence may reach.", "N"),
     Option("safety-fraction", ("safety_fraction",), FRACTION, _ADMISSION,
-           "Share of the blocks that may be reserved.", "F"),
+           "Share of the blocks that may be reserved; auto: from 0.90 up to 1 while the engine's own "
+           "count is exact and nothing is preempted.", "F"),
     Option("default-output-cap", ("default_output_cap",), COUNT, _ADMISSION,
            "Cap enforced on a request that sets none; unset: the rest of the context.", "N"),
     Option("max-output-cap", ("max_output_cap",), COUNT, _ADMISSION,
@@ -115,6 +89,20 @@ OPTIONS: tuple[Option, ...] = (
     Option("max-wait", ("max_wait",), SECONDS, _ADMISSION,
            "Seconds that a request may wait for room before it is refused.", "S"),
     Option("line-limit", ("line_limit",), COUNT, _ADMISSION, "Requests that may wait at once.", "N"),
+    Option("line-tokens", ("line_tokens",), COUNT, _ADMISSION,
+           "Tokens that those who wait for one pool may need together; unset: no limit.", "N"),
+    Option("sticky-header", ("sticky_header",), HeaderName(), _ADMISSION,
+           "Requests with the same value in this header go to the same pool while they fit.", "NAME"),
+    Option("tenant", ("tenants",), TenantTable(), _ADMISSION,
+           "A tenant, as a table of the config file has it; may be repeated.", "TABLE", multiple=True),
+    Option("class", ("classes",), ClassTable(), _ADMISSION,
+           "The share that tenants of a priority may always have; may be repeated.", "TABLE", multiple=True),
+    Option("tenant-per-key", ("tenant_per_key",), click.BOOL, _ADMISSION,
+           "Each API key that no tenant names is a tenant of its own.", "BOOLEAN"),
+    Option("trust-tenant-header", ("trust_tenant_header",), HeaderName(), _ADMISSION,
+           "Header in which a proxy before kvgate names the tenant; unset: none is believed.", "NAME"),
+    Option("api-keys", ("api_keys",), FILE, _ADMISSION,
+           "File with the API keys that may come in, or their SHA-256; unset: the engine decides.", "FILE"),
     Option("allow-path", ("allow_paths",), UrlPath(), _ADMISSION,
            "POST path to pass on without a price; may be repeated. Nothing is reserved for it.",
            "PATH", multiple=True),
@@ -210,7 +198,13 @@ def _unknown(key: str, value: object) -> str:
     return f"unknown option {key!r}. Did you mean {near[0]!r}?"
 
 
-def _as_text(path: Path, key: str, value: object, option: Option) -> str | list[str]:
+def _as_text(path: Path, key: str, value: object, option: Option) -> str | list[Any]:
+    if isinstance(option.type, Table):
+        tables = value if isinstance(value, list) else [value]
+        wanted_items: type | tuple[type, ...] = (str, dict) if option.name == "upstream" else dict
+        if not all(isinstance(item, wanted_items) for item in tables):
+            raise BadConfig(f"{path}: {key} must be tables, each under [[{key}]]")
+        return tables
     if option.multiple:
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
             raise BadConfig(f"{path}: {key} must be a list of strings")
@@ -223,6 +217,8 @@ def _as_text(path: Path, key: str, value: object, option: Option) -> str | list[
     wanted: tuple[type, ...] = (str,)
     if wants_number:
         wanted = (int, float) if isinstance(option.type, click.FloatRange) else (int,)
+    if option.type is FRACTION and value == "auto":
+        return "auto"
     # bool is an int in Python, but `max-wait = true` is a mistake.
     if isinstance(value, bool) or not isinstance(value, wanted):
         kind = "a number" if float in wanted else "a whole number" if wants_number else "a string"

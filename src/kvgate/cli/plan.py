@@ -1,7 +1,7 @@
 """`kvgate plan`: what a model's KV cache comes to on given hardware, before anything is started.
 
-All figures follow from the model's config.json and the options; nothing is asked and nothing runs.
-What cannot be told is an error that says what to give.
+All figures follow from the model's config.json and the options; nothing runs, and only the engine that
+--upstream names is asked. What cannot be told is an error that says what to give.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from typing import Any, BinaryIO
 import click
 from rich.console import Console
 
+from kvgate.cli.addresses import EngineUrl
+from kvgate.cli.plan_upstream import pool_at
 from kvgate.cli.plan_view import show
 from kvgate.core.geometry import KV_DTYPES, Serving, UnknownGeometry, footprint, from_config
 from kvgate.core.geometry.capacity import Capacity, Hardware, capacity
@@ -86,6 +88,7 @@ class Plan:
     metavar="FILE",
     help="The model's config.json; - reads it.",
 )
+@click.option("--upstream", type=EngineUrl(), metavar="URL", help="A vLLM that runs: its blocks and context.")
 @click.option("--gpu-memory", type=Size(), help="Memory of one GPU: 80GiB, 24GB. Without it, no blocks.")
 @click.option("--tp", default=1, show_default=True, type=click.IntRange(1), help="Tensor-parallel GPUs.")
 @click.option("--pp", default=1, show_default=True, type=click.IntRange(1), help="Pipeline stages.")
@@ -129,6 +132,7 @@ class Plan:
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
 def plan(
     model_config: BinaryIO,
+    upstream: str | None,
     gpu_memory: int | None,
     weights_gib: float,
     other_gib: float,
@@ -150,12 +154,17 @@ def plan(
       kvgate plan --model-config config.json
       kvgate plan --model-config config.json --gpu-memory 80GiB --tp 2 --weights-gib 65 \\
         --shape 2000:500 --shape 2000:unset --plot plan.png
+      kvgate plan --model-config config.json --upstream http://127.0.0.1:8000
     """
     try:
-        geometry = from_config(_read(model_config))
+        config = _read(model_config)
+        geometry = from_config(config)
         serving = _serving(options)
         pool = None
-        if gpu_memory is not None:
+        if upstream is not None:
+            pool = pool_at(upstream, config, serving, safety_fraction)
+            shapes = shapes or tuple(shape for shape in _SHAPES if shape[0] < pool.context)
+        elif gpu_memory is not None:
             hardware = Hardware(
                 gpu_memory, gpu_memory_utilization, int(weights_gib * 2**30), int(other_gib * 2**30)
             )
@@ -163,7 +172,7 @@ def plan(
             shapes = shapes or tuple(shape for shape in _SHAPES if shape[0] < known)
             pool = capacity(geometry, serving, hardware.kv_bytes(serving), context, shapes)
         elif plot is not None:
-            raise click.UsageError("--plot draws concurrency, which needs --gpu-memory")
+            raise click.UsageError("--plot draws concurrency, which needs --gpu-memory or --upstream")
         made = make(geometry, serving, pool, shapes, safety_fraction)
     except UnknownGeometry as unknown:
         raise click.UsageError(str(unknown)) from None

@@ -21,9 +21,10 @@ from typing import Any, NoReturn
 import click
 import uvloop
 
-from kvgate.cli.options import ARGUMENTS, ENVIRONMENT_PREFIX, ServeCommand, serve_options, settings_from
+from kvgate.cli.option import ENVIRONMENT_PREFIX
+from kvgate.cli.options import ARGUMENTS, ServeCommand, serve_options, settings_from
 from kvgate.cli.reloading import Reloader
-from kvgate.config import Settings
+from kvgate.config import Settings, at
 from kvgate.core.records import Misuse, PoolFacts
 from kvgate.edge import open_files
 from kvgate.edge.admin import AdminServer
@@ -31,44 +32,38 @@ from kvgate.edge.collector import Collector
 from kvgate.edge.embedded import EmbeddedEngine, EmbeddedUnavailable
 from kvgate.edge.gateway import Gateway
 from kvgate.edge.listening import UNIX
+from kvgate.edge.sizing import SizesUnknown, given_for
+from kvgate.edge.upstream import AUTO_START, NEEDED, facts_of, label_of, tenants_of
 
 # Exit status of a process that a second signal ended: 128 + its number, as shells count.
 INTERRUPTED = 128 + signal.SIGINT
 
-WHERE_TO_READ = {
-    "vllm": {
-        "total_blocks": "GET /metrics, vllm:cache_config_info: num_gpu_blocks minus 1 (the null block)."
-        " With several data-parallel ranks it is their sum: minus 1 for each.",
-        "block_size": "GET /metrics, vllm:cache_config_info: the label block_size.",
-        "context": "GET /v1/models: max_model_len.",
-        "max_seqs": "what vLLM was started with as --max-num-seqs.",
-    },
-    "llamacpp": {
-        "total_blocks": "what llama-server was started with as -c (--ctx-size), with its unified cache"
-        " (--kv-unified, or no -np).",
-        "block_size": "1: llama.cpp counts in cells of one token.",
-        "context": "GET /props: default_generation_settings.n_ctx.",
-        "max_seqs": "GET /props: total_slots.",
-    },
-}
-REQUIRED = ("engine", "total_blocks", "block_size", "context")
-SIZES = ("total_blocks", "block_size", "context", "max_seqs")
+SIZES = (*NEEDED, "max_seqs", "lookahead", "model_config", "tokenizer")
 
 
 def check(settings: Settings) -> None:
     """Say everything that is wrong with the combination of options, in one error."""
     if settings.tls_key is not None and settings.tls_cert is None:
         raise click.UsageError("--tls-key needs --tls-cert: a key alone makes no TLS.")
-    if settings.upstream_ca is not None and not (settings.upstream or "").startswith("https:"):
+    is_secured = any(given.url.startswith("https:") for given in settings.upstreams)
+    if settings.upstream_ca is not None and not is_secured:
         raise click.UsageError("--upstream-ca: only with --upstream https://HOST:PORT.")
-    if settings.upstream is None:
+    try:
+        tenants_of(settings, 1)
+        for given in settings.upstreams:
+            given_for(given, settings)
+            _check_facts(facts_of(given, settings))
+    except (Misuse, ValueError) as wrong:
+        raise click.UsageError(str(wrong)) from None
+    labels = [given.label or label_of(given.url) for given in settings.upstreams]
+    if len(set(labels)) < len(labels):
+        raise click.UsageError("two upstreams are the same, or have the same label: tell them apart.")
+    if not settings.upstreams:
         _check_embedded(settings)
-        return
-    missing = [name for name in REQUIRED if getattr(settings, name) is None]
-    if missing:
-        raise click.UsageError(_missing(settings, missing))
-    facts = facts_of(settings)
-    if facts.usable_blocks < 1:
+
+
+def _check_facts(facts: PoolFacts | None) -> None:
+    if facts is not None and facts.usable_blocks < 1:
         raise click.UsageError(
             f"--total-blocks {facts.total_blocks} x --safety-fraction {facts.safety_fraction} leaves no "
             "usable block: every request would be refused."
@@ -86,38 +81,9 @@ def _check_embedded(settings: Settings) -> None:
         )
 
 
-def _missing(settings: Settings, missing: list[str]) -> str:
-    lines = [f"--upstream also needs {', '.join(flag(name) for name in missing)}."]
-    if settings.engine is None:
-        lines.append("  --engine: llamacpp or vllm, whichever runs there.")
-    engines = [settings.engine] if settings.engine else list(WHERE_TO_READ)
-    for engine in engines:
-        lines.append(f"Where to read the sizes of {engine}:")
-        wanted = [name for name in SIZES if name in missing or name == "max_seqs"]
-        for name in wanted:
-            optional = " (optional)" if name == "max_seqs" else ""
-            lines.append(f"  {flag(name)}{optional}: {WHERE_TO_READ[engine][name]}")
-    return "\n".join(lines)
-
-
 def flag(field: str) -> str:
     """The long option of a field that has one of its own."""
     return "--" + field.replace("_", "-")
-
-
-def facts_of(settings: Settings) -> PoolFacts:
-    """The pool that the options of an upstream engine describe."""
-    try:
-        return PoolFacts(
-            total_blocks=settings.total_blocks or 0,
-            block_size=settings.block_size or 0,
-            context=settings.context or 0,
-            max_seqs=settings.max_seqs,
-            safety_fraction=settings.safety_fraction,
-            engine=settings.engine or "generic",
-        )
-    except Misuse as wrong:
-        raise click.UsageError(str(wrong)) from None
 
 
 @click.command(cls=ServeCommand, context_settings={"auto_envvar_prefix": ENVIRONMENT_PREFIX})
@@ -129,10 +95,15 @@ def serve(**parameters: Any) -> None:
     can also be set as KVGATE_NAME in the environment and as name in the file of --config; a flag beats
     the environment, which beats the file.
 
+    What is not said of an engine is asked of it. Several engines are several --upstream, or [[upstream]]
+    tables in the file; the model that a request names picks the engine.
+
     \b
     Examples:
       kvgate serve
       kvgate serve --config kvgate.toml
+      kvgate serve --upstream http://127.0.0.1:8000
+      kvgate serve --upstream http://10.0.0.1:8000 --upstream http://10.0.0.2:8000 --engine vllm
       kvgate serve --upstream http://127.0.0.1:8000 --engine vllm \\
         --total-blocks 4095 --block-size 16 --context 8192 --max-seqs 256
       kvgate serve --upstream http://127.0.0.1:8081 --engine llamacpp \\
@@ -144,8 +115,8 @@ def serve(**parameters: Any) -> None:
     # Until the loop has handlers of its own there is nothing to drain: both signals end with 0.
     signal.signal(signal.SIGTERM, _leave)
     signal.signal(signal.SIGINT, _leave)
-    if settings.upstream is not None:
-        uvloop.run(_serve(settings, facts_of(settings), None, arguments))
+    if settings.upstreams:
+        uvloop.run(_serve(settings, None, None, arguments))
         return
     with _start_embedded(settings) as embedded:
         facts = _embedded_facts(settings, embedded)
@@ -180,18 +151,19 @@ def _progress(text: str) -> None:
 
 
 def _with_embedded(settings: Settings, embedded: EmbeddedEngine) -> Settings:
-    return replace(settings, upstream=embedded.url, engine="llamacpp")
+    return replace(settings, upstreams=at(embedded.url), engine="llamacpp")
 
 
 def _embedded_facts(settings: Settings, embedded: EmbeddedEngine) -> PoolFacts:
-    facts = embedded.facts(settings.safety_fraction)
+    fraction = settings.safety_fraction
+    facts = embedded.facts(AUTO_START if fraction == "auto" else fraction)
     if facts.usable_blocks < 1:
         raise click.UsageError("--embedded-cells x --safety-fraction leaves no usable cell.")
     return facts
 
 
 async def _serve(
-    settings: Settings, facts: PoolFacts, embedded: EmbeddedEngine | None, arguments: list[str]
+    settings: Settings, facts: PoolFacts | None, embedded: EmbeddedEngine | None, arguments: list[str]
 ) -> None:
     limit = open_files.raise_limit(settings.max_connections)
     too_few = open_files.warning(settings.max_connections, limit)
@@ -211,7 +183,10 @@ async def _serve(
     admin = AdminServer(gateway, settings.admin_host, settings.admin_port, reload=reloader)
     stop = asyncio.Event()
     _listen_for_signals(stop, embedded)
-    await _bind(gateway.start(), settings.listen_host, settings.listen_port, "--listen")
+    try:
+        await _bind(gateway.start(), settings.listen_host, settings.listen_port, "--listen")
+    except SizesUnknown as unknown:
+        raise click.UsageError(str(unknown)) from None
     try:
         await _bind(admin.start(), settings.admin_host, settings.admin_port, "--admin")
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reloader.on_signal)
@@ -219,7 +194,7 @@ async def _serve(
         click.echo(
             f"kvgate listening on {_url(settings.listen_host, gateway.port, scheme)}, "
             f"admin on {_url(settings.admin_host, admin.port)}, "
-            f"engine {facts.engine} at {settings.upstream}"
+            f"engine {', '.join(f'{u.engine.name} at {u.url}' for u in gateway.engines)}"
         )
         sys.stdout.flush()
         gateway.collector = Collector(gateway.loop_lag.note)

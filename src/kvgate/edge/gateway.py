@@ -1,8 +1,8 @@
-"""The gateway of one engine: the gate, the connections on both sides, and what belongs to all requests.
+"""The gateway: the engines' pools, the clients' connections, and what belongs to all requests.
 
 `start` listens; `stop` refuses newcomers, lets streams finish for a while, then ends them. The admin
 server and the telemetry read `snapshot`; nothing here writes to a log or serves metrics itself.
-`listening`, `housekeeping` and `reload` are the parts that would hide this one.
+`upstream`, `routing`, `listening`, `housekeeping` and `reload` are the parts that would hide this one.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from kvgate import __version__
@@ -18,24 +19,29 @@ from kvgate.core.gate import Gate
 from kvgate.core.policy import Policy, worst_case
 from kvgate.core.price import requested_cap
 from kvgate.core.records import Ask, PoolFacts
-from kvgate.edge import clock, reload
+from kvgate.core.tenancy import both
+from kvgate.edge import clock, reload, routing, sizing
 from kvgate.edge.collector import Collector
-from kvgate.edge.counting import Counter, CountRefused
-from kvgate.edge.explain import explain_ask
+from kvgate.edge.counting import Counter
+from kvgate.edge.explain import explain_request
 from kvgate.edge.gatekeeper import Gatekeeper
-from kvgate.edge.housekeeping import keep_house, probe
+from kvgate.edge.housekeeping import keep_house, keep_known, keep_watch, probe
+from kvgate.edge.identity import bounded_wait
 from kvgate.edge.listening import Listener
 from kvgate.edge.loop_lag import LoopLag
 from kvgate.edge.relay.body_memory import BodyMemory
 from kvgate.edge.relay.client import ClientConnection
 from kvgate.edge.relay.finished import Finished
-from kvgate.edge.relay.pool import EnginePool, EngineUnavailable
+from kvgate.edge.relay.heads import Headers
+from kvgate.edge.relay.pool import EnginePool
+from kvgate.edge.relay.upstream import Upstream as Address
+from kvgate.edge.status import snapshot
+from kvgate.edge.tenants import read_keys
 from kvgate.edge.tls import engine_context, listening_context
-from kvgate.wire.body import BadBody
+from kvgate.edge.upstream import Upstream, upstreams_of
 from kvgate.wire.dialects.openai import Shape
 from kvgate.wire.dialects.shape import whole_context
-from kvgate.wire.engines.known import ENGINES
-from kvgate.wire.routes import route_for
+from kvgate.wire.engines import Engine
 
 # For the last bytes of ended streams to leave, after the drain.
 FLUSH_SECONDS = 1.0
@@ -43,29 +49,30 @@ LOOK_SECONDS = 0.05
 
 
 class Gateway:
-    """Admission in front of the engine at `settings.upstream`.
+    """Admission in front of the engines at `settings.upstreams`.
 
+    `facts`: of the first of them; None: what the settings, or the engine itself, say.
     `connections_max` lowers `settings.max_connections` to what the process can hold. Raises `ValueError`
-    for an upstream or certificates that cannot be used.
+    for an upstream, certificates or a tokenizer that cannot be used.
     """
 
     def __init__(
         self,
         settings: Settings,
-        facts: PoolFacts,
+        facts: PoolFacts | None = None,
         *,
         policy: Policy = worst_case,
         connections_max: int | None = None,
     ) -> None:
-        if settings.upstream is None:
-            raise ValueError("Settings.upstream must name the engine")
-        self.engine = ENGINES[settings.engine or "llamacpp"]
-        self.gate = Gate(facts, policy=policy, line_limit=settings.line_limit)
+        if not settings.upstreams:
+            raise ValueError("Settings.upstreams must name the engine")
+        self.upstreams = upstreams_of(settings, facts, policy)
+        self.fleet = routing.Fleet(self.upstreams)
         self.bodies = BodyMemory(settings.body_memory)
         self.tls = (
             None if settings.tls_cert is None else listening_context(settings.tls_cert, settings.tls_key)
         )
-        is_secured = settings.upstream.startswith("https:")
+        is_secured = any(Address.parse(given.url).is_tls for given in settings.upstreams)
         self._engine_tls = engine_context(settings.upstream_ca) if is_secured else None
         self._carried = connections_max
         self.clients: set[ClientConnection] = set()
@@ -75,24 +82,24 @@ class Gateway:
         self.collector: Collector | None = None
         self.is_draining = False
         self.requests = 0
-        self._started = clock.now()
+        self.started = clock.now()
         self._listener: Listener | None = None
-        self._housekeeper: asyncio.Task[None] | None = None
+        self._housekeepers: list[asyncio.Task[None]] = []
         self.use(settings)
 
     def use(self, settings: Settings) -> None:
         """Take over what of `settings` can be changed at any time; `reload.apply` sees to the rest."""
         self.settings = settings
         self.allow_paths = frozenset(path.encode("utf-8") for path in settings.allow_paths)
-        grace = settings.abort_grace
-        self.abort_grace = self.engine.abort_grace if grace is None else grace
+        header = settings.sticky_header
+        self._sticky = None if header is None else header.lower().encode("ascii")
         wanted = settings.max_connections
         self.connections_max = wanted if self._carried is None else min(wanted, self._carried)
-        self.gate.line.limit = settings.line_limit
         self.bodies.limit = settings.body_memory
+        self.keys = None if settings.api_keys is None else read_keys(Path(settings.api_keys))
+        for upstream in self.upstreams:
+            upstream.use(settings, self.keys)
         if self._listener is not None:
-            self.pool.connect_timeout = settings.connect_timeout
-            self.counter.timeout = settings.count_timeout
             self._listener.watch(settings.client_idle_timeout)
 
     def reload(self, settings: Settings) -> reload.Reloaded:
@@ -100,19 +107,18 @@ class Gateway:
         return reload.apply(self, settings)
 
     async def start(self) -> None:
-        """Listen. Raises `OSError` if the address cannot be had."""
+        """Listen. Raises `OSError` if the address cannot be had, `SizesUnknown` if an engine that
+        answers does not tell its sizes."""
         settings = self.settings
-        assert settings.upstream is not None
         self.loop = asyncio.get_running_loop()
-        self.keeper = Gatekeeper(self.gate, self.loop)
-        self.pool = EnginePool(
-            settings.upstream,
-            self.loop,
-            connect_timeout=settings.connect_timeout,
-            idle_timeout=self.engine.idle_connection,
-            tls=self._engine_tls,
-        )
-        self.counter = Counter(self.pool, self.engine, settings.count_timeout)
+        engines: dict[int, Upstream] = {}
+        for upstream in self.upstreams:
+            sibling = engines.setdefault(id(upstream.given), upstream)
+            if sibling is upstream:
+                tls = self._engine_tls if Address.parse(upstream.url).is_tls else None
+                upstream.open(self.loop, settings, tls)
+            else:
+                upstream.open_beside(sibling, self.loop)
         listener = Listener(
             settings.listen_host,
             settings.listen_port,
@@ -122,8 +128,18 @@ class Gateway:
         await listener.open(self.loop, lambda: ClientConnection(self))
         self._listener = listener
         self.loop_lag.start(self.loop)
-        await probe(self)
-        self._housekeeper = self.loop.create_task(keep_house(self))
+        for upstream in self.upstreams:
+            if upstream.is_sized:
+                sizing.watch(upstream, settings)
+        await probe(self, self.engines)
+        for upstream in self.engines:
+            if upstream.pool.is_up and upstream.model_objects and not upstream.is_sized:
+                # It has loaded its model, so it will not tell more later.
+                await self.stop()
+                raise sizing.SizesUnknown(f"{upstream.url}: {upstream.unsized_why}")
+        self._housekeepers = [
+            self.loop.create_task(each(self)) for each in (keep_house, keep_known, keep_watch)
+        ]
 
     async def stop(self) -> None:
         """Refuse newcomers, wait up to `drain_timeout` for those inside, then end and close everything."""
@@ -141,10 +157,12 @@ class Gateway:
         await self._until(lambda: all(client.is_flushed for client in late), FLUSH_SECONDS)
         for client in list(self.clients):
             client.shut()
-        if self._housekeeper is not None:
-            self._housekeeper.cancel()
+        for each in self._housekeepers:
+            each.cancel()
         self.loop_lag.stop()
-        self.pool.close()
+        for upstream in self.engines:
+            await upstream.counter.stop()
+            upstream.pool.close()
         # Let closed transports report back before the loop goes.
         await asyncio.sleep(0)
 
@@ -156,16 +174,107 @@ class Gateway:
 
     @property
     def ready(self) -> bool:
-        """True while requests are taken and the engine can be reached."""
-        return self._listener is not None and not self.is_draining and self.pool.is_up
+        """True while requests are taken and one engine at least can be reached."""
+        return self._listener is not None and not self.is_draining and any(u.is_up for u in self.upstreams)
 
-    def ask_for(self, shape: Shape, prompts: tuple[int, ...] | None) -> Ask:
-        """The question for the gate, out of a shape and its counts (None: each costs a context)."""
-        rules = reload.cap_rules(self.settings, shape)
+    @property
+    def engines(self) -> list[Upstream]:
+        """One upstream of each engine; its ranks share its connections."""
+        return [upstream for upstream in self.upstreams if not upstream.rank]
+
+    def expect_ranks(self, upstream: Upstream, ranks: int) -> None:
+        """The engine has so many data-parallel ranks that can be pinned: a pool for each."""
+        upstream.be_rank(0)
+        policy, settings = upstream.gate.policy, self.settings
+        at = self.upstreams.index(upstream) + 1
+        for rank in range(1, ranks):
+            other = Upstream(upstream.given, settings, upstream.facts, policy=policy, rank=rank)
+            other.be(upstream.engine.name)
+            other.open_beside(upstream, self.loop)
+            other.list_models(upstream.model_objects)
+            other.use(settings, self.keys)
+            self.upstreams.insert(at + rank - 1, other)
+            sizing.watch(other, settings)
+        sizing.watch(upstream, settings)
+        self.fleet = routing.Fleet(self.upstreams)
+
+    # --- which pool
+
+    def may_enter(self, headers: Headers) -> bool:
+        """False where there is a list of API keys, and the request has none of them."""
+        return self.keys is None or self.upstreams[0].tenants.may_enter(headers)
+
+    def choose(
+        self,
+        pools: tuple[Upstream, ...],
+        shape: Shape,
+        prompts: tuple[int, ...] | None,
+        headers: Headers,
+        identity: tuple[int, int] = (0, 0),
+    ) -> tuple[Upstream, Ask]:
+        """The pool that gets a counted request, and the question for its gate."""
+        if len(pools) == 1:
+            return pools[0], self.ask_for(pools[0], shape, prompts, headers, identity)
+        session = None
+        if self._sticky is not None:
+            session = next((value for name, value in headers if name.lower() == self._sticky), None)
+        return routing.choose(
+            pools, lambda each: self.ask_for(each, shape, prompts, headers, identity), session, clock.now()
+        )
+
+    def ask_for(
+        self,
+        upstream: Upstream,
+        shape: Shape,
+        prompts: tuple[int, ...] | None,
+        headers: Headers,
+        identity: tuple[int, int] = (0, 0),
+    ) -> Ask:
+        """The question for a gate, out of a shape and its counts (None: each costs a context).
+
+        `identity`: what `identity.identity_of` makes of the request.
+        """
+        tenant, own = upstream.tenants.of(headers)
+        rules = both(reload.cap_rules(self.settings, shape), own)
         if prompts is None:
             requested = requested_cap(shape.output_cap, rules)
-            prompts = whole_context(shape, self.gate.facts.context, requested)
-        return Ask(prompts, shape.output_cap, shape.choices, rules, self.settings.max_wait, clock.draw())
+            prompts = whole_context(shape, upstream.facts.context, requested)
+        wait = bounded_wait(self.settings.max_wait, headers)
+        return Ask(
+            prompts,
+            shape.output_cap,
+            shape.choices,
+            rules,
+            wait,
+            clock.draw(),
+            tenant,
+            identity[0],
+            identity[1],
+        )
+
+    # --- the first pool, for those who know that there is one
+
+    @property
+    def gate(self) -> Gate:
+        return self.upstreams[0].gate
+
+    @property
+    def keeper(self) -> Gatekeeper:
+        return self.upstreams[0].keeper
+
+    @property
+    def pool(self) -> EnginePool:
+        return self.upstreams[0].pool
+
+    @property
+    def counter(self) -> Counter:
+        return self.upstreams[0].counter
+
+    @property
+    def engine(self) -> Engine:
+        return self.upstreams[0].engine
+
+    # --- what is told
 
     def observe(self, outcome: str, seconds: float, wait_seconds: float, **figures: int | None) -> None:
         """Tell the observers of a priced request that is over; `figures` as in `Finished`."""
@@ -176,65 +285,11 @@ class Gateway:
 
     async def explain(self, path: str, body: bytes) -> dict[str, Any]:
         """What a POST of `body` to `path` would be answered now. Reserves nothing."""
-        route = route_for(self.engine.routes, b"POST", path.partition("?")[0].encode("utf-8"))
-        if route is None:
-            return {"decision": "refuse", "reason": "unpriced_endpoint", "message": f"{path} is not priced."}
-        try:
-            shape = route.read(body)
-            plan = self.counter.plan(shape)
-            prompts = None
-            if not plan.is_whole_context:
-                prompts = plan.known or await self.counter.count(plan, [], b"127.0.0.1")
-        except BadBody as error:
-            return {"decision": "refuse", "reason": "invalid_request", "message": str(error)}
-        except CountRefused as error:
-            text = error.answer.body.decode("utf-8", "replace")
-            return {"decision": "refuse", "reason": "engine_error", "message": text}
-        except EngineUnavailable as error:
-            return {"decision": "refuse", "reason": "engine_unavailable", "message": str(error)}
-        return explain_ask(self, self.ask_for(shape, prompts), plan, route.cap_name)
+        return await explain_request(self, path, body)
 
     def snapshot(self) -> dict[str, Any]:
         """The state of the gateway as plain values, for `/status` and `/metrics`."""
-        gate, facts = self.gate, self.gate.facts
-        return {
-            "version": __version__,
-            "uptime_seconds": round(clock.now() - self._started, 3),
-            "ready": self.ready,
-            "draining": self.is_draining,
-            "engine_up": self.pool.is_up,
-            "upstream": self.settings.upstream,
-            "engine_error": self.pool.last_error,
-            "client_connections": len(self.clients),
-            "connections_max": self.connections_max,
-            "body_bytes_held": self.bodies.held,
-            "engine_connections": self.pool.open_connections,
-            "loop_lag": self.loop_lag.snapshot(),
-            "pools": [
-                {
-                    "engine": facts.engine,
-                    "total_blocks": facts.total_blocks,
-                    "usable_blocks": facts.usable_blocks,
-                    "reserved_blocks": gate.ledger.reserved_blocks,
-                    "free_blocks": gate.ledger.free_blocks,
-                    "block_size": facts.block_size,
-                    "live": len(gate.ledger),
-                    "lingering": self.keeper.lingering,
-                    "waiting": len(gate.line),
-                    "context": facts.context,
-                    "max_seqs": facts.max_seqs,
-                    "reserved_seqs": gate.ledger.reserved_seqs,
-                    "safety_fraction": facts.safety_fraction,
-                }
-            ],
-            "counters": {
-                "requests": self.requests,
-                "admissions": gate.admissions,
-                "refusals": {reason.value: n for reason, n in gate.refusals.items()},
-                "releases": {ending.value: n for ending, n in gate.releases.items()},
-                "double_releases": gate.ledger.double_releases,
-            },
-        }
+        return {"version": __version__, **snapshot(self)}
 
     async def _until(self, is_so: Callable[[], bool], within: float) -> None:
         # Polled: a drain is rare, and an event would have to be kept right at every ending.

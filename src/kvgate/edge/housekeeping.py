@@ -1,4 +1,4 @@
-"""What the gateway does now and then: end what is silent, close what is idle, see whether the engine is back.
+"""What the gateway does now and then: end what is silent, close what is idle, see what the engines are.
 
 Promises: no turn of it holds the loop for longer than a few hundred connections take; silence is
 judged only by a loop that was awake to hear.
@@ -7,10 +7,15 @@ judged only by a loop that was awake to hear.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from kvgate.edge import sizing
+from kvgate.edge.drift import PERIOD_SECONDS
+from kvgate.edge.models import PATH, read_models
 from kvgate.edge.relay.heads import request_head
 from kvgate.edge.relay.pool import EngineUnavailable
+from kvgate.edge.upstream import PINNED_BY_HEADER, Upstream
 
 if TYPE_CHECKING:
     from kvgate.edge.gateway import Gateway
@@ -18,6 +23,8 @@ if TYPE_CHECKING:
 SWEEP_SECONDS = 1.0
 PROBE_SECONDS = 2.0
 PROBE_TIMEOUT = 2.0
+# Between two looks at the models of engines that are up: adapters come and go while they run.
+MODELS_SECONDS = 15.0
 # Looking at one connection takes about a microsecond: a turn stays under a millisecond.
 CLIENTS_PER_TURN = 256
 
@@ -25,7 +32,7 @@ CLIENTS_PER_TURN = 256
 async def keep_house(gateway: Gateway) -> None:
     """Runs until it is cancelled."""
     loop = gateway.loop
-    swept = probed = loop.time()
+    swept = loop.time()
     while True:
         period = _period(gateway)
         await asyncio.sleep(period)
@@ -36,16 +43,23 @@ async def keep_house(gateway: Gateway) -> None:
             # What seems to be silence may lie unread in a socket: read it first, then judge.
             continue
         await _sweep(gateway, now)
-        gateway.pool.sweep()
-        if len(gateway.gate.ledger) == 0:
-            gateway.gate.ledger.recount()
+        is_idle = _sweep_pools(gateway)
         if gateway.collector is not None:
-            gateway.collector.sweep(is_idle=len(gateway.gate.ledger) == 0)
-        if not gateway.pool.is_up and now - probed >= PROBE_SECONDS:
-            probed = now
-            await probe(gateway)
-            # A slow engine has not held up the loop.
-            swept = loop.time()
+            gateway.collector.sweep(is_idle=is_idle)
+
+
+async def keep_known(gateway: Gateway) -> None:
+    """Asks again those engines that were away, and now and then all for their models; runs until it is
+    cancelled. A task of its own: an engine that hangs must not hold up the sweeps."""
+    listed = gateway.loop.time()
+    while True:
+        await asyncio.sleep(PROBE_SECONDS)
+        due = [each for each in gateway.engines if each.was_away or not each.is_up]
+        now = gateway.loop.time()
+        if gateway.fleet.only is None and now - listed >= MODELS_SECONDS:
+            due, listed = gateway.engines, now
+        if due:
+            await probe(gateway, due)
 
 
 async def _sweep(gateway: Gateway, now: float) -> None:
@@ -55,17 +69,70 @@ async def _sweep(gateway: Gateway, now: float) -> None:
             await asyncio.sleep(0)
 
 
-async def probe(gateway: Gateway) -> None:
-    """Set `pool.is_up` by asking the engine for its models."""
-    pool = gateway.pool
-    request = request_head(
-        b"GET", pool.prefix + b"/v1/models", pool.authority, [], body_bytes=0, peer=b"127.0.0.1"
-    )
+def _sweep_pools(gateway: Gateway) -> bool:
+    """True where nothing is held in any pool."""
+    is_idle = True
+    for upstream in gateway.upstreams:
+        upstream.pool.sweep()
+        if not upstream.pool.is_up:
+            upstream.was_away = True
+        if len(upstream.gate.ledger) == 0:
+            upstream.gate.ledger.recount()
+        else:
+            is_idle = False
+    return is_idle
+
+
+async def probe(gateway: Gateway, engines: Iterable[Upstream]) -> None:
+    """See which of `engines` can be reached, and what they serve; all at once."""
+    await asyncio.gather(*(_probe(gateway, upstream) for upstream in engines))
+    gateway.fleet.regroup()
+
+
+async def _probe(gateway: Gateway, upstream: Upstream) -> None:
+    pool = upstream.pool
+    request = request_head(b"GET", pool.prefix + PATH, pool.authority, [], body_bytes=0, peer=b"127.0.0.1")
     try:
         async with asyncio.timeout(PROBE_TIMEOUT):
-            await pool.fetch(request)
+            answer = await pool.fetch(request)
     except (EngineUnavailable, TimeoutError):
         pool.is_up = False
+        upstream.was_away = True
+        return
+    pool.is_up = True
+    ranks = [each for each in gateway.upstreams if each.given is upstream.given]
+    objects = read_models(answer.body) if answer.status == 200 else []
+    if objects:
+        for each in ranks:
+            each.list_models(objects)
+    if not upstream.is_sized or upstream.was_away:
+        await _size(gateway, ranks)
+    upstream.was_away = False
+
+
+async def _size(gateway: Gateway, ranks: list[Upstream]) -> None:
+    first = ranks[0]
+    if first.is_sized and first.found_name is None:
+        return  # the operator has said everything
+    try:
+        found = await sizing.find(gateway.settings, ranks)
+    except ValueError as wrong:  # the operator's own files
+        for each in ranks:
+            each.unsized_why = str(wrong)
+        return
+    for each in ranks:
+        each.use(gateway.settings, gateway.keys)
+    several = found.ranks > 1 and found.engine in PINNED_BY_HEADER and first.given.ranks is None
+    if found.facts is not None and several and first.rank is None:
+        gateway.expect_ranks(first, found.ranks)
+
+
+async def keep_watch(gateway: Gateway) -> None:
+    """Compares the books with what the engines show; runs until it is cancelled."""
+    while True:
+        await asyncio.sleep(PERIOD_SECONDS)
+        if gateway.settings.watch_engine_metrics:
+            await sizing.look(gateway.upstreams)
 
 
 def _period(gateway: Gateway) -> float:

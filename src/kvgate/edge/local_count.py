@@ -7,13 +7,23 @@ way than the model's template. Pure CPU and synchronous; `off_loop` calls it whe
 
 from __future__ import annotations
 
-from kvgate.tokens import CannotCount, Count, PromptCounter
+from kvgate.tokens import BadTokenizer, CannotCount, Count, PromptCounter, load
 from kvgate.wire.dialects.shape import Api, Conversation, Mixed, Part, RequestShape
 
 # llama.cpp writes tools, formats and tool calls into the prompt by code of its own.
 _LLAMACPP_OWN = ("tools", "functions", "response_format", "tool_choice", "documents")
 # These run the chat template as transformers does.
 _TEMPLATE_ENGINES = frozenset({"vllm", "sglang"})
+
+
+def tokenizer_for(engine: str, directory: str | None) -> PromptCounter | None:
+    """The counter for the model in `directory`, as `engine` uses it. Raises `ValueError` with the fix."""
+    if directory is None:
+        return None
+    try:
+        return load(directory, chat_adds_bos=engine == "llamacpp")
+    except BadTokenizer as error:
+        raise ValueError(str(error)) from None
 
 
 def refuse_own_prompts(engine: str, shape: RequestShape, counter: PromptCounter) -> None:

@@ -9,9 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
-from kvgate.config import Settings
+from kvgate.config import Settings, UpstreamSettings
 from kvgate.core.records import CapRules, Misuse, PoolFacts
-from kvgate.edge import tls
+from kvgate.edge import sizing, tls
+from kvgate.edge.upstream import Upstream, fraction_of, sizes_of, tenants_of
 from kvgate.wire.dialects.shape import RequestShape
 
 if TYPE_CHECKING:
@@ -21,11 +22,12 @@ if TYPE_CHECKING:
 FIXED = frozenset(
     {
         *("listen_host", "listen_port", "admin_host", "admin_port"),
-        *("upstream", "upstream_ca", "engine", "tls_cert", "tls_key"),
+        *("upstream", "upstream_ca", "engine", "tokenizer", "tls_cert", "tls_key"),
         *("embedded_cells", "embedded_slots", "embedded_context"),
     }
 )
-SIZES = ("total_blocks", "block_size", "context", "max_seqs")
+# What of an upstream can be changed while it runs.
+LIMITS = ("total_blocks", "block_size", "context", "max_seqs", "safety_fraction")
 
 
 class CannotReload(ValueError):
@@ -58,20 +60,38 @@ def apply(gateway: Gateway, wanted: Settings) -> Reloaded:
         if getattr(old, each.name) != getattr(wanted, each.name)
     }
     kept = {name: pair for name, pair in differing.items() if name in FIXED}
-    changed = {name: pair for name, pair in differing.items() if name not in FIXED}
+    if not _are_the_same(old.upstreams, wanted.upstreams):
+        kept["upstreams"] = differing["upstreams"]
+    changed = {name: pair for name, pair in differing.items() if name not in kept}
     settings = replace(wanted, **{name: pair[0] for name, pair in kept.items()})
-    facts = _facts(gateway.gate.facts, settings)
+    sizes = _sizes(gateway, settings) if changed.keys() & {*LIMITS, "upstreams"} else {}
     if gateway.tls is not None and settings.tls_cert is not None:
         # The files may hold a new certificate under the old name.
         try:
             tls.load(gateway.tls, settings.tls_cert, settings.tls_key)
         except tls.BadCertificate as wrong:
             raise CannotReload(str(wrong)) from None
-    gateway.use(settings)
-    if facts != gateway.gate.facts or "line_limit" in changed:
-        # Those who wait are looked at again: there may be room for them now.
-        gateway.keeper.resize(facts)
+    try:
+        tenants_of(settings, 1)
+        gateway.use(settings)
+    except (Misuse, ValueError) as wrong:
+        raise CannotReload(str(wrong)) from None
+    for upstream in gateway.upstreams:
+        facts = sizes.get(upstream, upstream.facts)
+        if upstream in sizes:
+            upstream.resize(facts)
+            upstream.use(settings, gateway.keys)
+            sizing.watch(upstream, settings)
+        elif changed.keys() & {"line_limit", "line_tokens"}:
+            # Those who wait are looked at again: there may be room for them now.
+            upstream.keeper.resize(facts)
     return Reloaded(changed, kept)
+
+
+def _are_the_same(old: tuple[UpstreamSettings, ...], new: tuple[UpstreamSettings, ...]) -> bool:
+    """Whether they differ in nothing but their limits."""
+    blank: dict[str, Any] = dict.fromkeys(LIMITS)
+    return [replace(each, **blank) for each in old] == [replace(each, **blank) for each in new]
 
 
 def cap_rules(settings: Settings, shape: RequestShape) -> CapRules:
@@ -82,23 +102,36 @@ def cap_rules(settings: Settings, shape: RequestShape) -> CapRules:
     return CapRules(shape.default_cap if default is None else default, settings.max_output_cap)
 
 
-def _facts(now: PoolFacts, settings: Settings) -> PoolFacts:
-    # The embedded engine has sizes of its own, and none in the settings.
-    given = {name: getattr(settings, name) for name in SIZES if settings.total_blocks is not None}
-    try:
-        facts = replace(now, safety_fraction=settings.safety_fraction, **given)
-    except (Misuse, TypeError) as wrong:
-        raise CannotReload(f"the sizes of the engine are not complete: {wrong}") from None
-    if facts.usable_blocks < 1:
-        raise CannotReload("the sizes leave no usable block: every request would be refused")
-    return facts
+def _sizes(gateway: Gateway, settings: Settings) -> dict[Upstream, PoolFacts]:
+    """The pools that have other sizes with `settings`. Raises `CannotReload`."""
+    found = {}
+    engines = {given.url: given for given in settings.upstreams}
+    for upstream in gateway.upstreams:
+        given = engines[upstream.url]
+        sizes = sizes_of(given, settings)
+        # What is not given was told by the engine itself, and still holds.
+        is_told = upstream.found_name is not None or sizes["total_blocks"] is None
+        told: dict[str, Any] = {k: v for k, v in sizes.items() if v is not None or not is_told}
+        try:
+            facts = replace(upstream.facts, safety_fraction=fraction_of(given, settings), **told)
+        except (Misuse, TypeError) as wrong:
+            raise CannotReload(f"the sizes of the engine are not complete: {wrong}") from None
+        if upstream.is_sized and facts.usable_blocks < 1:
+            raise CannotReload("the sizes leave no usable block: every request would be refused")
+        upstream.given = given
+        if upstream.is_sized and facts != upstream.facts:
+            found[upstream] = facts
+    return found
 
 
 def _flag(name: str) -> str:
-    return "--" + ("allow-path" if name == "allow_paths" else name.replace("_", "-"))
+    return "--" + _FLAGS.get(name, name.replace("_", "-"))
+
+
+_FLAGS = {"allow_paths": "allow-path", "upstreams": "upstream"}
 
 
 def _shown(value: Any) -> str:
     if isinstance(value, tuple):
-        return " ".join(map(str, value)) or "none"
+        return " ".join(getattr(each, "url", str(each)) for each in value) or "none"
     return "unset" if value is None else str(value)

@@ -8,10 +8,10 @@ Each gateway has a registry of its own.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, generate_latest
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
@@ -22,6 +22,7 @@ from prometheus_client.registry import Collector
 
 from kvgate.core.records import Ending, Reason
 from kvgate.edge import clock
+from kvgate.edge.histogram import Histogram
 
 _log = logging.getLogger("kvgate.telemetry")
 
@@ -75,25 +76,20 @@ class Telemetry:
     def __init__(self, read: Callable[[], Snapshot]) -> None:
         self.registry = CollectorRegistry()
         self.registry.register(_SnapshotCollector(read))
-        self._request_seconds = Histogram(
+        self._request_seconds = self._histogram(
             "kvgate_request_seconds",
             "From a whole priced request to the end of its answer",
-            ["outcome"],
-            buckets=REQUEST_BUCKETS,
-            registry=self.registry,
+            REQUEST_BUCKETS,
+            label="outcome",
         )
-        self._wait_seconds = Histogram(
-            "kvgate_wait_seconds",
-            "Time that a priced request waited for room",
-            buckets=WAIT_BUCKETS,
-            registry=self.registry,
-        )
-        self._used_of_reserved = Histogram(
+        self._wait_seconds = self._histogram(
+            "kvgate_wait_seconds", "Time that a priced request waited for room", WAIT_BUCKETS
+        ).of("")
+        self._used_of_reserved = self._histogram(
             "kvgate_used_of_reserved",
             "Tokens that the engine reported as used, as a share of those reserved",
-            buckets=USE_BUCKETS,
-            registry=self.registry,
-        )
+            USE_BUCKETS,
+        ).of("")
         self._above = Counter(
             "kvgate_use_above_reservation",
             "Requests that used more tokens than they were priced at; each is a bug or a wrong setting",
@@ -108,9 +104,16 @@ class Telemetry:
         self._under, self._over = miscounts.labels("under"), miscounts.labels("over")
         self._warned_at: float | None = None
 
+    def _histogram(
+        self, name: str, text: str, bounds: Sequence[float], label: str | None = None
+    ) -> Histogram:
+        histogram = Histogram(name, text, bounds, label)
+        self.registry.register(histogram)
+        return histogram
+
     def observe(self, finished: Finished) -> None:
         """Take one finished request. Called on the gateway's loop."""
-        self._request_seconds.labels(finished.outcome).observe(finished.seconds)
+        self._request_seconds.of(finished.outcome).observe(finished.seconds)
         self._wait_seconds.observe(finished.wait_seconds)
         used, priced, reserved = finished.used_tokens, finished.priced_tokens, finished.reserved_tokens
         if used is None or priced is None or reserved is None:
@@ -169,10 +172,68 @@ def _gateway(snapshot: Snapshot) -> Iterator[Metric]:
 
 def _pools(pools: list[dict[str, Any]]) -> Iterator[Metric]:
     for name, key, text in POOL_GAUGES:
-        gauge = GaugeMetricFamily(f"kvgate_{name}", text, labels=["engine"])
+        gauge = GaugeMetricFamily(f"kvgate_{name}", text, labels=["engine", "upstream"])
         for pool in pools:
-            gauge.add_metric([pool["engine"]], pool[key])
+            gauge.add_metric([pool["engine"], pool["upstream"]], pool[key])
         yield gauge
+    up = GaugeMetricFamily(
+        "kvgate_upstream_up", "1 while requests can be sent to it", labels=["engine", "upstream"]
+    )
+    for pool in pools:
+        up.add_metric([pool["engine"], pool["upstream"]], int(pool["up"]))
+    yield up
+    yield from _drift(pools)
+    # Ranks share a counter.
+    yield from _counting([pool for pool in pools if pool.get("counting") and not pool.get("rank")])
+
+
+# What the engine's own figures have shown, by the key in a pool's `drift`.
+DRIFT = (
+    ("engine_used_blocks", "engine_used_blocks", "KV blocks that the engine says it uses"),
+    ("excess_blocks", "excess_blocks", "Blocks that the engine uses beyond those reserved"),
+    ("safety_fraction", "fraction", "Share of the blocks that may be reserved now"),
+)
+
+
+def _drift(pools: list[dict[str, Any]]) -> Iterator[Metric]:
+    watched = [(pool, pool["drift"]) for pool in pools if pool.get("drift")]
+    for name, key, text in DRIFT:
+        gauge = GaugeMetricFamily(f"kvgate_{name}", text, labels=["engine", "upstream"])
+        for pool, drift in watched:
+            if drift[key] is not None:
+                gauge.add_metric([pool["engine"], pool["upstream"]], drift[key])
+        yield gauge
+    preempted = CounterMetricFamily(
+        "kvgate_engine_preemptions",
+        "Requests that the engine had to preempt since it is watched; each is a wrong size or price",
+        labels=["engine", "upstream"],
+    )
+    for pool, drift in watched:
+        preempted.add_metric([pool["engine"], pool["upstream"]], drift["preemptions"] or 0)
+    yield preempted
+
+
+def _counting(pools: list[dict[str, Any]]) -> Iterator[Metric]:
+    counts = CounterMetricFamily(
+        "kvgate_counts",
+        "Requests whose prompts were counted, by where the count came from",
+        labels=["source", "upstream"],
+    )
+    calls = CounterMetricFamily(
+        "kvgate_engine_count_calls", "Counting calls to the engine", labels=["upstream"]
+    )
+    trusted = GaugeMetricFamily(
+        "kvgate_tokenizer_distrusted",
+        "1 when the tokenizer has counted less than the engine and is not used any more",
+        labels=["upstream"],
+    )
+    for pool in pools:
+        counting = pool["counting"]
+        for source, times in counting["sources"].items():
+            counts.add_metric([source, pool["upstream"]], times)
+        calls.add_metric([pool["upstream"]], counting["engine_calls"])
+        trusted.add_metric([pool["upstream"]], int(bool(counting.get("distrusted"))))
+    yield from (counts, calls, trusted)
 
 
 def _counters(counters: dict[str, Any]) -> Iterator[Metric]:

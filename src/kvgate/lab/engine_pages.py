@@ -11,7 +11,12 @@ from dataclasses import dataclass
 from typing import Any
 
 MODEL = "scripted"
-COUNTING = ("/v1/chat/completions/input_tokens", "/tokenize")
+COUNTING = (
+    "/v1/chat/completions/input_tokens",
+    "/v1/responses/input_tokens",
+    "/v1/messages/count_tokens",
+    "/tokenize",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +56,7 @@ def _pages(path: str, sizes: Sizes) -> dict[str, Any] | None:
 def count(body: Any, path: str) -> int:
     """Roughly a quarter of the characters, but at least 1: cheap, and the same every time."""
     if "messages" not in body:
-        text = body.get("content", body.get("prompt", ""))
+        text = next((body[name] for name in ("content", "prompt", "input") if name in body), "")
         return len(text) if isinstance(text, list) else max(1, len(text) // 4)
     contents = [m.get("content") or "" for m in body.get("messages", [])]
     return max(1, sum(len(c) if isinstance(c, str) else len(json.dumps(c)) for c in contents) // 4)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import uvloop
 
-from kvgate.config import Settings
+from kvgate.config import Settings, at
 from kvgate.core.policy import Policy, unsafe_concurrency, unsafe_none, unsafe_prompt_only, worst_case
 from kvgate.edge.embedded import EmbeddedEngine
 from kvgate.edge.embedded import Progress as StartProgress
@@ -101,7 +101,7 @@ async def _send(
         return await storm(engine.url, scene.wanted(), patience=PATIENCE, progress=progress)
 
     settings = Settings(
-        upstream=engine.url,
+        upstreams=at(engine.url),
         listen_port=0,
         # Unset means the rest of the context, which is more than is usable: such a request would be
         # refused for good. An operator of so small a pool sets what an unset cap means.

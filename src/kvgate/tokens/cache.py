@@ -7,6 +7,7 @@ threads: each step is one operation on a dict, and losing a race costs one count
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from hashlib import blake2b
 
 # Up to here the text itself is the key: hashing it costs a tenth of a digest.
@@ -30,6 +31,11 @@ class CountCache:
     @property
     def bytes_held(self) -> int:
         return self._young_bytes + self._old_bytes
+
+    @property
+    def newest(self) -> Mapping[str | bytes, int]:
+        """Short texts, and digests, that were used lately: what `get` looks at first."""
+        return self._young
 
     @property
     def entries(self) -> int:

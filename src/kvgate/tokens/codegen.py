@@ -2,7 +2,8 @@
 
 A chat template reads `message.role` and the like a dozen times for each message, and Jinja makes a
 call of each. Promises: the same values as with the call; everything but a present key of a `dict`, or
-a field of the loop, is left to the environment's own, guarded, lookup.
+a field of the loop, is left to the environment's own, guarded, lookup. Every loop asks the
+environment for its turns first, which counts them.
 """
 
 from __future__ import annotations
@@ -21,6 +22,17 @@ LOOP_FIELDS = frozenset(("index", "index0", "first", "last", "length", "previtem
 
 class ChatCodeGenerator(CodeGenerator):
     """Reads present keys of dicts, and fields of loops, in the generated code itself."""
+
+    def visit_For(self, node: nodes.For, frame: Frame) -> None:
+        # Jinja takes no node types of others; this one is written by extensions only, and by none here.
+        node.iter = nodes.MarkSafe(node.iter, lineno=node.lineno)
+        super().visit_For(node, frame)
+
+    def visit_MarkSafe(self, node: nodes.MarkSafe, frame: Frame) -> None:
+        """A loop's iterable."""
+        self.write("environment.turns(context, ")
+        self.visit(node.expr, frame)
+        self.write(")")
 
     def visit_Getattr(self, node: nodes.Getattr, frame: Frame) -> None:
         owner = node.node

@@ -9,6 +9,7 @@ encode, the reference holds it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from kvgate.tokens.accelerators import ACCELERATORS, CountText, Load, pick
@@ -28,7 +29,7 @@ RECHECK_EVERY = 1_000
 RECHECK_MAX = 20_000
 DEFAULT_CACHE_BYTES = 32 << 20
 # Characters that take about a millisecond, by what counts them; the least for one not named.
-_LONG = {"quicktok": 65_536, "fastokens": 8_192, "tokenizers": 1_024}
+_LONG = {"quicktok": 65_536, "fastokens": 8_192, "tokenizers": 2_048}
 
 
 class PromptCounter:
@@ -51,6 +52,13 @@ class PromptCounter:
         `image_tokens`: the most tokens of one image, for models whose rule is not known here.
         """
         self._files = files
+        # What another process needs to count like the reference does here.
+        self.options: dict[str, Any] = {
+            "accelerators": [],
+            "cache_bytes": cache_bytes,
+            "chat_adds_bos": chat_adds_bos,
+            "image_tokens": image_tokens,
+        }
         self._chat_adds_bos = chat_adds_bos
         self._image_tokens = image_tokens
         self._recheck_every = recheck_every
@@ -107,6 +115,21 @@ class PromptCounter:
         return limits.least(text), limits.most(text) + self._around
 
     @property
+    def directory(self) -> Path:
+        """Where the model's files are."""
+        return self._files.path.parent
+
+    @property
+    def releases_lock(self) -> bool:
+        """Whether other threads run while a text is encoded."""
+        return self.counted_by != "tokenizers"
+
+    @property
+    def rendered_by(self) -> str | None:
+        """What writes this model's prompts in engines in place of the template; None: the template."""
+        return self._files.rendered_by
+
+    @property
     def cache(self) -> CountCache:
         """The counts that are remembered: its figures are for metrics."""
         return self._cache
@@ -115,10 +138,17 @@ class PromptCounter:
         if self._cut is None:
             return self._piece(text) if text else 0
         pieces = self._cut.split(text)
-        total = len(pieces) - 1
+        total, hits = len(pieces) - 1, 0
+        known = self._cache.newest
         for piece in pieces:
-            if piece:
+            if piece in known:
+                # A long text is never a key; most pieces of a chat end here.
+                total += known[piece]
+                hits += 1
+            elif piece:
                 total += self._piece(piece)
+                known = self._cache.newest
+        self._cache.hits += hits
         return total
 
     def _piece(self, text: str) -> int:

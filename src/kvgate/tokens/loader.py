@@ -43,6 +43,8 @@ class ModelFiles:
     bos_is_unsure: bool
     # None where the length of a text bounds nothing: no fallback to bytes, or an unknown normalizer.
     bounds: Bounds | None
+    # What engines use in place of the template, by name: None where they use the template.
+    rendered_by: str | None
 
 
 def load_files(
@@ -92,7 +94,15 @@ def load_files(
         image_rule=image_rule(_json(root / "config.json"), _json(root / "preprocessor_config.json")),
         bos_is_unsure=bool(config.get("add_bos_token")) and reference.num_special_tokens_to_add(False) == 0,
         bounds=_bounds(reference, _growth(normalizer)),
+        rendered_by=_own_rendering(root, reference),
     )
+
+
+def _own_rendering(root: Path, reference: Tokenizer) -> str | None:
+    """gpt-oss is written by the harmony library, and models with a tekken.json by mistral-common."""
+    if all(reference.token_to_id(name) is not None for name in ("<|start|>", "<|channel|>", "<|call|>")):
+        return "openai-harmony"
+    return "mistral-common" if (root / "tekken.json").is_file() else None
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -8,15 +8,16 @@ here. It may not read files or the clock; the moment for `strftime_now` is hande
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
+from itertools import islice
 from typing import Any
 
 from jinja2 import nodes
 from jinja2.exceptions import SecurityError, TemplateError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
-from jinja2.runtime import Macro
+from jinja2.runtime import Context, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
@@ -25,6 +26,11 @@ from kvgate.tokens.codegen import DICT_METHODS, ChatCodeGenerator
 # Longer than any prompt that a context of ten million tokens holds.
 TEXT_MAX = 64 << 20
 RANGE_MAX = 100_000
+# Turns of all loops, and calls, in one rendering: half a second of work, and more than a chat needs
+# that fits a context.
+STEPS_MAX = 500_000
+# Pieces of output that are joined before their length is looked at again.
+PIECES = 64
 
 # Methods of strings that make no more text than they are given, and format nothing.
 _PLAIN_STR_METHODS = frozenset(
@@ -36,6 +42,9 @@ _PLAIN_STR_METHODS = frozenset(
 )
 _PADDING_STR_METHODS = frozenset(("ljust", "rjust", "center", "zfill", "expandtabs"))
 _BUILTIN = type("".strip)
+# Where Jinja's namespace keeps its values; its own lookup is Python, and takes five times as long.
+_NAMESPACE_VALUES = "_Namespace__attrs"
+_plain_getattribute = object.__getattribute__
 
 
 class _Generation(Extension):
@@ -72,10 +81,22 @@ def _checked(name: Any) -> Any:
     return name
 
 
+class ChatContext(Context):
+    """The variables of one rendering, and what it has spent."""
+
+    steps = 0
+
+    def spend(self, steps: int) -> None:
+        self.steps += steps
+        if self.steps > STEPS_MAX:
+            raise SecurityError(f"the chat template takes more than {STEPS_MAX} steps for this chat")
+
+
 class ChatEnvironment(ImmutableSandboxedEnvironment):
     """The sandbox, with short ways for what chat templates do thousands of times, and with bounds."""
 
     code_generator_class = ChatCodeGenerator
+    context_class = ChatContext
     intercepted_binops = frozenset(("*", "**", "%"))
 
     def getattr(self, obj: Any, attribute: str) -> Any:
@@ -87,10 +108,9 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         elif kind is str and attribute in _PLAIN_STR_METHODS:
             return getattr(obj, attribute)
         elif kind is _TemplateNamespace and attribute[:1] != "_":
-            try:
-                return getattr(obj, attribute)
-            except AttributeError:
-                pass
+            values = _plain_getattribute(obj, _NAMESPACE_VALUES)
+            if attribute in values:
+                return values[attribute]
         return super().getattr(obj, attribute)
 
     def getitem(self, obj: Any, argument: Any) -> Any:
@@ -100,7 +120,36 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
             return obj[argument]
         return super().getitem(obj, argument)
 
+    def turns(self, context: ChatContext, over: Any) -> Any:
+        """What a loop of the template goes over; its turns are counted before it begins, or as it goes."""
+        try:
+            length = len(over)
+        except TypeError:
+            return self._counted_turns(context, over)
+        context.spend(length)
+        return over
+
+    def _counted_turns(self, context: ChatContext, over: Any) -> Iterator[Any]:
+        for item in over:
+            context.spend(1)
+            yield item
+
+    @staticmethod
+    def concat(pieces: Iterable[str]) -> str:
+        """All output of a template, or of one of its blocks."""
+        if type(pieces) is list:
+            _bounded(sum(map(len, pieces)))
+            return "".join(pieces)
+        rest, joined, length = iter(pieces), [], 0
+        while taken := list(islice(rest, PIECES)):
+            text = "".join(taken)
+            length += len(text)
+            _bounded(length)
+            joined.append(text)
+        return "".join(joined)
+
     def call(self, context: Any, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
+        context.spend(1)
         text = getattr(obj, "__self__", None) if type(obj) is _BUILTIN else None
         if type(text) is str:
             name = obj.__name__

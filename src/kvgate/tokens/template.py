@@ -85,7 +85,9 @@ class ChatTemplate:
             raise TemplateRefused(str(error)) from None
         except (TypeError, ValueError, AttributeError, LookupError, ArithmeticError, RecursionError) as error:
             raise TemplateRefused(f"the chat template fails on this chat: {error}") from None
-        return Rendered(_cut(text) if proceed else text, messages, tools, chat.images)
+        if proceed:
+            text = _cut(text, _final_text(chat.messages[-1].get("content")))
+        return Rendered(text, messages, tools, chat.images)
 
     def _pick(self, fields: dict[str, Any], tools: list[dict[str, Any]] | None) -> _Compiled:
         if fields.get("chat_template"):
@@ -145,10 +147,16 @@ def _marked(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [*messages[:-1], {**messages[-1], "content": content + _END_MARK}]
 
 
-def _cut(text: str) -> str:
+def _final_text(content: Any) -> str:
+    """The text that is to be continued; there is one, or `_marked` has refused."""
+    return content if isinstance(content, str) else next(p["text"] for p in reversed(content) if "text" in p)
+
+
+def _cut(text: str, final: str) -> str:
     """The text up to the end of the final message, as it was before the template went on."""
     at = text.rfind(_END_MARK.strip())
-    if at < 0:
+    # A template may write only a part of it, as those do that take out what was thought aloud.
+    if at < 0 or final.strip() not in text:
         raise TemplateRefused("'continue_final_message': the template leaves the final message out")
     # A template that strips the message strips the mark's own space, and would have stripped the
     # message's.

@@ -30,7 +30,7 @@ TIMINGS = b'"timings"'
 _raw_decode = json.JSONDecoder().raw_decode  # a decoder costs more to make than to use
 _NULL_USAGE = b'"usage":null'
 _USAGE_OBJECT = re.compile(rb'"usage"\s*:\s*(?=\{)')
-_TIMINGS_OBJECT = re.compile(rb'"timings"\s*:\s*(?=\{)')
+_THEN_OBJECT = re.compile(rb"\s*:\s*(?=\{)")
 _NO_CHOICES = re.compile(rb'"choices"\s*:\s*\[\s*\]')
 _EMPTY_LINES = (b"\n", b"\r\n", b"\r")
 # A line longer than this is passed on in parts: tokens of one event are few, pictures are not.
@@ -85,7 +85,7 @@ def error_event(body: bytes) -> bytes:
 
 def usage_at_end(tail: bytes) -> Usage | None:
     """The usage of an answer, out of its last bytes; None if it is not in them."""
-    return _object_at_end(_USAGE_OBJECT, tail, _from_usage)
+    return _object_at_end(USAGE, tail, _from_usage)
 
 
 class EventStream:
@@ -143,7 +143,7 @@ class EventStream:
         """What the engine has reported so far. Parses at most one event."""
         if self._stripped is not None or not self._last:
             return self._stripped
-        return usage_at_end(self._last) or _object_at_end(_TIMINGS_OBJECT, self._last, _from_timings)
+        return usage_at_end(self._last) or _object_at_end(TIMINGS, self._last, _from_timings)
 
     def _look(self, lines: bytes) -> bytes:
         """Remember lines with the mark; leave out what was only for the gate."""
@@ -190,9 +190,14 @@ def _event(line: bytes) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _object_at_end(name: re.Pattern[bytes], text: bytes, read: Callable[[Any], Usage | None]) -> Usage | None:
+def _object_at_end(name: bytes, text: bytes, read: Callable[[Any], Usage | None]) -> Usage | None:
     """The last object of this name from which `read` gets figures."""
-    for found in reversed(list(name.finditer(text))):
+    at = len(text)
+    # Searched from the end, and only what stands there is parsed.
+    while (at := text.rfind(name, 0, at)) >= 0:
+        found = _THEN_OBJECT.match(text, at + len(name))
+        if found is None:
+            continue
         try:
             value, _ = _raw_decode(text[found.end() :].decode("utf-8", "replace"))
         except (ValueError, RecursionError):
@@ -223,7 +228,7 @@ def _from_timings(value: Any) -> Usage | None:
 
 
 def _figures(prompt: Any, new: Any) -> Usage | None:
-    for figure in (prompt, new):
-        if isinstance(figure, bool) or not isinstance(figure, int) or figure < 0:
-            return None
-    return Usage(prompt, new)
+    # `type`, because a boolean is an `int` to `isinstance`.
+    if type(prompt) is int and type(new) is int and prompt >= 0 and new >= 0:
+        return Usage(prompt, new)
+    return None

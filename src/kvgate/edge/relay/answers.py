@@ -2,38 +2,36 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from kvgate.core.records import Granted, Reason, Refused
 from kvgate.edge import clock
 from kvgate.edge.relay.heads import own_response
+from kvgate.edge.relay.host import Host
 from kvgate.edge.relay.pool import Fetched
 from kvgate.edge.relay.request import Request
 from kvgate.wire.refusal import PHRASE, Dialect, render
 from kvgate.wire.routes import Route
 
-if TYPE_CHECKING:
-    from kvgate.edge.gateway import Gateway
-
-
 # Seconds; an engine that restarts takes longer, but its clients are spread by then.
 UNAVAILABLE_RETRY = 2.0
 
 
-def decline(gateway: Gateway, reason: Reason, detail: str) -> Refused:
+def decline(gateway: Host, reason: Reason, detail: str) -> Refused:
     """A refusal that the gate was not asked about, counted like the others."""
     gateway.gate.refused(reason)
     retry_after = UNAVAILABLE_RETRY * (1 + clock.draw()) if reason.is_busy else None
     return Refused(reason, retry_after=retry_after, detail=detail)
 
 
-def admitted_headers(granted: Granted) -> bytes:
-    """Header lines that tell the client what was reserved for it."""
-    return b"x-kvgate-output-cap: %d\r\nx-kvgate-reserved-blocks: %d\r\nx-kvgate-wait-ms: %d\r\n" % (
-        granted.output_cap,
-        granted.blocks,
-        granted.waited * 1000,
-    )
+_ADMITTED = (
+    b"x-kvgate-output-cap: %d\r\nx-kvgate-reserved-blocks: %d\r\n"
+    b"x-kvgate-wait-ms: %d\r\nx-kvgate-count-source: %s\r\n"
+)
+
+
+def admitted_headers(granted: Granted, count_source: str) -> bytes:
+    """Header lines that tell the client what was reserved for it, and where its count came from."""
+    waited = granted.waited * 1000
+    return _ADMITTED % (granted.output_cap, granted.blocks, waited, count_source.encode("ascii"))
 
 
 def refusal(
@@ -66,6 +64,11 @@ def engine_error(request: Request, answer: Fetched) -> bytes:
     kind = next((v for n, v in answer.headers if n.lower() == b"content-type"), b"application/json")
     phrase = answer.phrase.decode("ascii", "replace")
     return _whole(request, answer.status, phrase, b"content-type: %s\r\n" % kind, answer.body)
+
+
+def page(request: Request, body: bytes) -> bytes:
+    """An answer of the gateway's own to a GET."""
+    return _whole(request, 200, "OK", b"content-type: application/json\r\n", body)
 
 
 def _whole(request: Request, status: int, phrase: str, headers: bytes, body: bytes) -> bytes:

@@ -10,17 +10,15 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from http import HTTPStatus
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from kvgate.core.records import Reason, Refused
 from kvgate.edge.relay.exchange import Exchange
 from kvgate.edge.relay.framing import RequestReader, Unacceptable
 from kvgate.edge.relay.heads import own_response
+from kvgate.edge.relay.host import Host
 from kvgate.edge.relay.request import Request
 from kvgate.wire.refusal import PHRASE, render
-
-if TYPE_CHECKING:
-    from kvgate.edge.gateway import Gateway
 
 # Requests that a client may have sent ahead of their turn.
 PIPELINED_MAX = 32
@@ -43,7 +41,7 @@ class ClientConnection(asyncio.Protocol):
     )
     transport: asyncio.Transport
 
-    def __init__(self, gateway: Gateway) -> None:
+    def __init__(self, gateway: Host) -> None:
         self.gateway = gateway
         self.exchange: Exchange | None = None
         self.peer = b"unknown"
@@ -246,7 +244,8 @@ class ClientConnection(asyncio.Protocol):
 
     def _exchange_over(self) -> None:
         self.exchange = None
-        self._let_go()
+        if self._held:
+            self._let_go()
 
     def _let_go(self) -> None:
         self.gateway.bodies.give(self._held)

@@ -8,6 +8,7 @@ delivered: they would be a second response that nobody asked for.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any, Protocol, cast
 
 import httptools
@@ -39,16 +40,24 @@ class Receiver(Protocol):
 class EngineConnection(asyncio.Protocol):
     """An HTTP/1.1 client connection, for one request at a time."""
 
+    __slots__ = (
+        *("_before_body", "_complete", "_extra", "_framing", "_headers", "_interim", "_is_head"),
+        *("_keep_alive", "_now", "_parser", "_phrase", "_pieces", "_pool", "_raw", "_receiver"),
+        *("got_bytes", "idle_since", "is_closed", "last_byte", "requests", "transport"),
+    )
+    transport: asyncio.Transport
+
     def __init__(self, pool: Any) -> None:
         self._pool = pool
+        self._now: Callable[[], float] = pool.loop.time
         self._receiver: Receiver | None = None
-        self.transport: asyncio.Transport
         self.is_closed = False
         self.requests = 0
         self.idle_since = 0.0
         self.last_byte = 0.0  # loop time of the latest byte, or of the request
         self.got_bytes = False
-        self._parser: Any = None  # made for each answer, dropped with it: it knows this object
+        self._pieces: list[bytes] = []
+        self._parser: Any = None
 
     # --- what the owner calls
 
@@ -56,20 +65,18 @@ class EngineConnection(asyncio.Protocol):
         """Write one request. The connection belongs to `receiver` until `done` or `failed`."""
         self._receiver = receiver
         self._is_head = is_head
-        self._parser = httptools.HttpResponseParser(self)
         self._phrase = b""
         self._headers: Headers = []
         self._framing = "close"
         self._interim = 0
         self._before_body: bytes | None = b""
         self._raw = False
-        self._pieces: list[bytes] = []
         self._complete = False
         self._keep_alive = False
         self._extra = False
         self.got_bytes = False
         self.requests += 1
-        self.last_byte = self._pool.loop.time()
+        self.last_byte = self._now()
         self.transport.write(request)
 
     def abort(self) -> None:
@@ -94,6 +101,8 @@ class EngineConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # A cast, because uvloop's transports do not derive from asyncio's.
         self.transport = cast(asyncio.Transport, transport)
+        # Reads one answer after the other. It knows this object: dropped with the connection.
+        self._parser = httptools.HttpResponseParser(self)
         if self.is_closed:
             self.transport.abort()
 
@@ -104,7 +113,7 @@ class EngineConnection(asyncio.Protocol):
             self.abort()
             return
         self.got_bytes = True
-        self.last_byte = self._pool.loop.time()
+        self.last_byte = self._now()
         before = self._before_body
         try:
             self._parser.feed_data(data)
@@ -178,13 +187,13 @@ class EngineConnection(asyncio.Protocol):
         if self._complete or status < 200:
             return
         for name, value in self._headers:
-            lower = name.lower()
-            if lower == b"transfer-encoding":
+            length = len(name)  # compared first, because it is cheaper
+            if length == 17 and name.lower() == b"transfer-encoding":
                 if value.strip(b" \t").lower() != b"chunked" or self._framing == "chunked":
                     # Passed on, it would be read in another way than it was meant.
                     raise _Unreadable("a transfer coding other than chunked")
                 self._framing = "chunked"
-            elif lower == b"content-length" and self._framing == "close":
+            elif length == 14 and name.lower() == b"content-length" and self._framing == "close":
                 self._framing = "length"
         if self._is_head or status in (204, 304):
             self._framing = "length"
@@ -222,7 +231,6 @@ class EngineConnection(asyncio.Protocol):
 
     def _finish(self, *, reuse: bool) -> None:
         receiver, self._receiver = self._receiver, None
-        self._parser = None
         if reuse and not self._is_head and not self.is_closed:
             self._pool.idle(self)
         elif not self.is_closed:

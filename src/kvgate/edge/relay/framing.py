@@ -9,15 +9,16 @@ over. It writes nothing and knows neither the gate nor the engine.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from collections import deque
+from itertools import chain
+from typing import Protocol
 
 import httptools
 
 from kvgate.core.records import Reason, Refused
+from kvgate.edge.relay.heads import Headers
+from kvgate.edge.relay.host import Host
 from kvgate.edge.relay.request import Request
-
-if TYPE_CHECKING:
-    from kvgate.edge.gateway import Gateway
 
 # nginx and Node refuse at 8 to 32 KiB; long API keys and traces need some room.
 HEAD_BYTES_MAX = 64 * 1024
@@ -29,6 +30,7 @@ BODY_GRACE_SECONDS = 10.0
 BODY_RATE_MIN = 1024
 # Until bodies of other requests have been sent on, which takes the engine a moment each.
 MEMORY_RETRY_SECONDS = 2.0
+_let_fall = deque[tuple[bytes, bytes]](maxlen=0).append  # takes anything, keeps nothing
 
 
 class Unacceptable(Exception):
@@ -52,15 +54,16 @@ class RequestReader:
     """The framing of one connection."""
 
     __slots__ = (
-        *("_gateway", "_is_head_done", "_offer", "_owner", "_parser", "_unmoved"),
+        *("_add", "_gateway", "_is_head_done", "_offer", "_owner", "_parser", "_unmoved"),
         *("arriving", "since"),
     )
 
-    def __init__(self, gateway: Gateway, owner: Owner) -> None:
+    def __init__(self, gateway: Host, owner: Owner) -> None:
         self._gateway = gateway
         self._owner = owner
         self._parser = httptools.HttpRequestParser(self)
         self._is_head_done = False
+        self._add = _let_fall  # what is done with a field
         self._offer: Request | None = None  # asked for another protocol
         self._unmoved = 0  # bytes fed since something came of them: bounds what the parser keeps
         self.arriving: Request | None = None
@@ -111,43 +114,44 @@ class RequestReader:
     def drop(self) -> None:
         """Let go of what has arrived of an unfinished request."""
         request, self.arriving = self.arriving, None
+        self._add = _let_fall
         if request is not None:
             self._gateway.bodies.give(request.body_bytes)
 
     # --- llhttp
 
     def on_message_begin(self) -> None:
-        self.arriving = Request()
+        self.arriving = request = Request()
         self._is_head_done = False
+        self._add = request.headers.append
         self.since = self._gateway.loop.time()
 
     def on_url(self, url: bytes) -> None:
-        request = self._request()
-        request.target += url
-        self._count_head(request, len(url))
+        self._request().target += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._is_head_done:
-            return  # a trailer of the request; the body is sent on with its length instead
-        request = self._request()
-        request.headers.append((name, value))
-        self._count_head(request, len(name) + len(value) + 4)
+        # No more than this, for it runs for each field. Sizes are looked at when the head is whole;
+        # until then `_unmoved` bounds it.
+        self._add((name, value))
 
     def on_headers_complete(self) -> None:
         request = self._request()
         self._unmoved = 0
         self._is_head_done = True
+        self._add = _let_fall  # a trailer; the body is sent on with its length instead
         request.method = self._parser.get_method()
         version = self._parser.get_http_version()
-        request.is_http11 = version == "1.1"
-        if version not in ("1.0", "1.1"):
-            raise Unacceptable("This gateway speaks HTTP/1.1.", 505)
+        if version != "1.1":
+            if version != "1.0":
+                raise Unacceptable("This gateway speaks HTTP/1.1.", 505)
+            request.is_http11 = False
         if self._parser.should_upgrade():
             if request.method == b"CONNECT":
                 raise Unacceptable("CONNECT is for proxies; this is a gateway.", 405)
             self._offer = request
             return
-        request.target = self._origin_form(request)
+        if not request.target.startswith(b"/"):
+            request.target = self._origin_form(request)
         self._check_fields(request)
         self._owner.head_arrived(request)
 
@@ -168,7 +172,7 @@ class RequestReader:
         if self._offer is not None:
             return
         request.body = b"".join(request.pieces)
-        request.pieces = []
+        request.pieces.clear()
         # HTTP/1.0 keep-alive is rare, and its answers would need a length that streams lack.
         request.keep_alive = request.is_http11 and self._parser.should_keep_alive()
         self._owner.arrived(request)
@@ -176,31 +180,37 @@ class RequestReader:
     # --- what llhttp lets through
 
     def _check_fields(self, request: Request) -> None:
-        hosts = 0
-        for name, value in request.headers:
-            lower = name.lower()
-            if lower == b"content-length":
-                # llhttp has made sure that it is a number, and the only one.
-                length = int(value)
-                self._check_size(length)
-                if not self._gateway.bodies.has_room(length):
-                    raise self._no_memory()
-            elif lower == b"transfer-encoding":
-                if not request.is_http11:
-                    raise Unacceptable("HTTP/1.0 has no Transfer-Encoding.")
-                if value.strip(b" \t").lower() != b"chunked":
-                    raise Unacceptable("Of the transfer codings only chunked is read here.", 501)
-            elif lower == b"host":
-                hosts += 1
-            elif lower == b"expect" and value.lower() == b"100-continue":
-                request.wants_continue = True
-        if hosts > 1 or (request.is_http11 and hosts == 0):
+        headers = request.headers
+        size = len(request.target) + 4 * len(headers) + sum(map(len, chain.from_iterable(headers)))
+        if size > HEAD_BYTES_MAX or len(headers) > HEADERS_MAX:
+            raise _too_large_a_head()
+        fields = {name.lower(): value for name, value in headers}
+        length = fields.get(b"content-length")
+        if length is not None:
+            # llhttp has made sure that it is a number, and the only one.
+            self._check_size(int(length))
+            if not self._gateway.bodies.has_room(int(length)):
+                raise self._no_memory()
+        if b"transfer-encoding" in fields:
+            self._check_coding(request)
+        if b"expect" in fields:
+            request.wants_continue = fields[b"expect"].lower() == b"100-continue"
+        is_host_missing = b"host" not in fields and request.is_http11
+        has_repeats = len(fields) < len(headers)
+        if is_host_missing or (has_repeats and len(_lines(b"host", headers)) > 1):
             raise Unacceptable("A request has one Host field.")
+
+    def _check_coding(self, request: Request) -> None:
+        if not request.is_http11:
+            raise Unacceptable("HTTP/1.0 has no Transfer-Encoding.")
+        for value in _lines(b"transfer-encoding", request.headers):
+            if value.strip(b" \t").lower() != b"chunked":
+                raise Unacceptable("Of the transfer codings only chunked is read here.", 501)
 
     def _origin_form(self, request: Request) -> bytes:
         """The target as `/path?query`. A proxy's form is understood, as RFC 9112 3.2.2 asks."""
         target = request.target
-        if target.startswith(b"/") or (target == b"*" and request.method == b"OPTIONS"):
+        if target == b"*" and request.method == b"OPTIONS":
             return target
         scheme, _, rest = target.partition(b"://")
         if scheme.lower() not in (b"http", b"https") or not rest:
@@ -230,11 +240,6 @@ class RequestReader:
             raise Unacceptable("bytes outside of a request")
         return self.arriving
 
-    def _count_head(self, request: Request, size: int) -> None:
-        request.head_bytes += size
-        if request.head_bytes > HEAD_BYTES_MAX or len(request.headers) > HEADERS_MAX:
-            raise _too_large_a_head()
-
     def _check_size(self, size: int) -> None:
         limit = self._gateway.settings.max_body_bytes
         if size > limit:
@@ -245,6 +250,10 @@ class RequestReader:
         limit, status = self._gateway.bodies.limit, self._gateway.settings.busy_status
         detail = f"The gateway holds request bodies of {limit} bytes in all, its limit (--body-memory)."
         return Unacceptable(detail, status, Reason.QUEUE_FULL)
+
+
+def _lines(wanted: bytes, headers: Headers) -> list[bytes]:
+    return [value for name, value in headers if name.lower() == wanted]
 
 
 def _too_large_a_head() -> Unacceptable:

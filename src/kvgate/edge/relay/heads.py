@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import functools
 from typing import TypeAlias
 
 Headers: TypeAlias = list[tuple[bytes, bytes]]
@@ -21,6 +21,9 @@ HOP_BY_HOP = frozenset(
         b"upgrade",
     }
 )
+# What `Connection` may name of itself.
+_OF_CONNECTION = frozenset({b"keep-alive", b"close"})
+_BODILESS = (b"GET", b"HEAD", b"OPTIONS")
 # Made anew for the engine: the body is whole and its length known when it is sent.
 _REMADE = HOP_BY_HOP | {
     *(b"host", b"content-length", b"expect", b"via", b"x-forwarded-for", b"http2-settings"),
@@ -29,13 +32,38 @@ _REMADE = HOP_BY_HOP | {
 _NOT_RELAYED = (HOP_BY_HOP - {b"trailer"}) | {b"x-accel-buffering"}
 
 
+_WAYS = (b"via", b"x-forwarded-for")
+
+
 def _named_by_connection(headers: Headers) -> frozenset[bytes]:
     """Header names that `Connection` declares to be of this connection only."""
     names: set[bytes] = set()
     for name, value in headers:
         if name.lower() == b"connection":
-            names.update(part.strip().lower() for part in value.split(b","))
-    return frozenset(names)
+            names.update([part.strip().lower() for part in value.split(b",")])
+    return frozenset(names - _OF_CONNECTION)
+
+
+def _relayed(headers: Headers, dropped: frozenset[bytes]) -> tuple[list[bytes], dict[bytes, bytes]]:
+    """The lines that are passed on, in parts; of what is dropped, the hops that it came over."""
+    parts: list[bytes] = []  # joined later, which takes half the time of formatting each line
+    hops: dict[bytes, bytes] = {}
+    for name, value in headers:
+        lower = name.lower()
+        if lower not in dropped:
+            parts += (name, b": ", value, b"\r\n")
+        elif lower == b"connection":
+            named = _named_by_connection(headers)
+            if not named <= dropped:
+                return _relayed(headers, dropped | named)
+        elif lower in _WAYS:
+            hops[lower] = hops.get(lower, b"") + value + b", "
+    return parts, hops
+
+
+@functools.lru_cache(maxsize=64)
+def _dropped_towards_engine(also: frozenset[bytes]) -> frozenset[bytes]:
+    return _REMADE | also
 
 
 def request_head(
@@ -46,49 +74,33 @@ def request_head(
     *,
     body_bytes: int,
     peer: bytes,
-    drop: Iterable[bytes] = (),
+    drop: frozenset[bytes] = frozenset(),
 ) -> bytes:
     """The head sent to the engine. `body_bytes` is the length of the body that follows.
 
     `Via` and `X-Forwarded-For` are added to, over all their lines: what a client claims there stays
     readable, and our own entry is always the last one.
     """
-    dropped = _REMADE | _named_by_connection(headers) | frozenset(drop)
-    forwarded: list[bytes] = []
-    via: list[bytes] = []
-    lines = [b"%s %s HTTP/1.1\r\nhost: %s\r\n" % (method, target, host)]
-    for name, value in headers:
-        lower = name.lower()
-        if lower not in dropped:
-            lines.append(b"%s: %s\r\n" % (name, value))
-        elif lower == b"x-forwarded-for":
-            forwarded.append(value)
-        elif lower == b"via":
-            via.append(value)
-    if body_bytes or method not in (b"GET", b"HEAD", b"OPTIONS"):
-        lines.append(b"content-length: %d\r\n" % body_bytes)
-    way, hops = b", ".join([*via, b"1.1 kvgate"]), b", ".join([*forwarded, peer])
-    lines.append(b"via: %s\r\nx-forwarded-for: %s\r\n\r\n" % (way, hops))
-    return b"".join(lines)
+    parts, hops = _relayed(headers, _dropped_towards_engine(drop))
+    length = b"" if not body_bytes and method in _BODILESS else b"content-length: %d\r\n" % body_bytes
+    return b"%b %b HTTP/1.1\r\nhost: %b\r\n%b%bvia: %b1.1 kvgate\r\nx-forwarded-for: %b%b\r\n\r\n" % (
+        method,
+        target,
+        host,
+        b"".join(parts),
+        length,
+        hops.get(b"via", b""),
+        hops.get(b"x-forwarded-for", b""),
+        peer,
+    )
 
 
 def response_head(status: int, phrase: bytes, headers: Headers, framing: bytes, added: bytes) -> bytes:
     """The head sent to the client. `framing` and `added` are whole header lines."""
-    dropped = _NOT_RELAYED | _named_by_connection(headers)
-    lines = [b"HTTP/1.1 %d %s\r\n" % (status, phrase)]
-    is_events = False
-    for name, value in headers:
-        lower = name.lower()
-        if lower in dropped:
-            continue
-        if lower == b"content-type" and value[:17].lower() == b"text/event-stream":
-            is_events = True
-        lines.append(b"%s: %s\r\n" % (name, value))
-    if is_events:
-        # nginx and its relatives buffer a stream unless told not to.
-        lines.append(b"x-accel-buffering: no\r\n")
-    lines.append(framing + added + b"\r\n")
-    return b"".join(lines)
+    lines = b"".join(_relayed(headers, _NOT_RELAYED)[0])
+    # nginx and its relatives buffer a stream unless told not to.
+    unbuffered = b"x-accel-buffering: no\r\n" if b"text/event-stream" in lines.lower() else b""
+    return b"HTTP/1.1 %d %b\r\n%b%b%b%b\r\n" % (status, phrase, lines, unbuffered, framing, added)
 
 
 def own_response(status: int, phrase: str, header_lines: bytes, body: bytes, *, close: bool) -> bytes:

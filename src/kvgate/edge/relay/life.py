@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 from kvgate.core.records import Ask, Ending, Granted, Key, Misuse
 from kvgate.edge import clock
+from kvgate.edge.relay.host import Host
 from kvgate.edge.relay.state import NEXT, State
 
 if TYPE_CHECKING:
-    from kvgate.edge.gateway import Gateway
     from kvgate.wire.sse import Usage
 
 
@@ -23,17 +23,19 @@ class Life:
 
     # fmt: off
     __slots__ = (
-        "_counted_prompt", "_gateway", "_is_priced", "_key", "_priced_tokens", "_reserved_tokens",
-        "_started", "_wait", "state",
+        "_count_source", "_counted_prompt", "_gateway", "_is_priced", "_key", "_priced_tokens",
+        "_reserved_tokens", "_started", "_upstream", "_wait", "state",
     )
     # fmt: on
 
-    def __init__(self, gateway: Gateway) -> None:
+    def __init__(self, gateway: Host) -> None:
         self._gateway = gateway
+        self._upstream = gateway.upstreams[0]  # until one is chosen
         self.state = State.RECEIVED
         self._is_priced = False
         self._key: Key | None = None
         self._wait = 0.0
+        self._count_source = ""
         self._counted_prompt: int | None = None
         self._priced_tokens: int | None = None
         self._reserved_tokens: int | None = None
@@ -53,12 +55,12 @@ class Life:
         """From here on the reservation is this request's. `is_counted`: the prompts of `ask` are
         counts, and not what makes a whole context."""
         self._key = given.key
-        self._wait = given.waited
+        self._wait += given.waited
         self._to(State.ADMITTED)
-        facts = self._gateway.gate.facts
-        reached = (min(prompt + given.output_cap, facts.context) for prompt in ask.prompts)
+        facts = self._upstream.facts
+        cap, context = given.output_cap, facts.context
         self._counted_prompt = sum(ask.prompts) if is_counted else None
-        self._priced_tokens = ask.choices * sum(reached)
+        self._priced_tokens = ask.choices * sum([min(prompt + cap, context) for prompt in ask.prompts])
         self._reserved_tokens = given.blocks * facts.block_size
 
     def _end(
@@ -72,10 +74,10 @@ class Life:
             self._to(State.RELEASED)
         elif after > 0:
             self._to(State.DRAINING)
-            self._gateway.keeper.ended(key, ending, after, self._let_go)
+            self._upstream.keeper.ended(key, ending, after, self._let_go)
         else:
             self._to(State.RELEASED)
-            self._gateway.keeper.ended(key, ending)
+            self._upstream.keeper.ended(key, ending)
         if self._is_priced:
             self._tell(outcome or ending.value, usage)
 
@@ -83,6 +85,8 @@ class Life:
         self._to(State.RELEASED)
 
     def _tell(self, outcome: str, usage: Usage | None) -> None:
+        if usage is not None and self._counted_prompt is not None:
+            self._upstream.counter.trust.reported(self._count_source, self._counted_prompt, usage.prompt)
         self._gateway.observe(
             outcome,
             clock.now() - self._started,

@@ -18,6 +18,5 @@ class Request:
     is_http11: bool = True
     keep_alive: bool = True
     wants_continue: bool = False
-    head_bytes: int = 0
     body_bytes: int = 0
     pieces: list[bytes] = field(default_factory=list)

@@ -27,7 +27,7 @@ from typing import Any
 
 import uvloop
 
-from kvgate.config import Settings
+from kvgate.config import Settings, at
 from kvgate.core.records import PoolFacts
 from kvgate.edge import loop_lag
 from kvgate.edge.admin import AdminServer
@@ -36,7 +36,7 @@ from kvgate.edge.gateway import Gateway
 from kvgate.edge.loop_lag import LoopLag
 from kvgate.edge.telemetry import Telemetry
 
-GAUGE = re.compile(r'^kvgate_(\w+)\{engine="\w+"\} (\S+)$', re.M)
+GAUGE = re.compile(r'^kvgate_(\w+)\{engine="\w+",upstream="[^"]*"\} (\S+)$', re.M)
 LOOK_SECONDS = 0.01
 
 
@@ -175,7 +175,12 @@ def main() -> None:
     # Unbuffered, byte by byte, so that nothing of the commands behind it is taken.
     with open(sys.stdin.fileno(), "rb", buffering=0, closefd=False) as raw:
         given = json.loads(raw.readline())
-    uvloop.run(serve(Settings(**given["settings"]), PoolFacts(**given["facts"])))
+    uvloop.run(
+        serve(
+            Settings(**given["settings"] | {"upstreams": at(*given["settings"]["upstreams"])}),
+            PoolFacts(**given["facts"]),
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -73,7 +73,7 @@ class Chaos:
         self.engine: asyncio.subprocess.Process | None = None
         self.engine_life = 0  # odd while it runs
         self.settings: dict[str, Any] = {
-            "upstream": f"http://127.0.0.1:{self.engine_port}",
+            "upstreams": [f"http://127.0.0.1:{self.engine_port}"],
             "engine": "llamacpp",
             "listen_port": 0,
             "max_wait": 1.0,

@@ -33,8 +33,11 @@ def cap_of(
 ) -> int | None:
     """An output cap. `unset`: negative numbers that mean none; `zero`: whether 0 is a cap."""
     value = fields.get(name)
-    if isinstance(value, int) and not isinstance(value, bool) and value in unset:
-        return None
+    if type(value) is int:
+        if value > 0:
+            return value
+        if value in unset:
+            return None
     return whole(fields, name, least=0 if zero else 1, at=at)
 
 

@@ -81,9 +81,9 @@ class CapPlace:
     own: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: that makes 13 fields cost 0.8 us on each request
 class RequestShape:
-    """What a request asks for.
+    """What a request asks for. Nobody changes it.
 
     `is_chat`: the prompts are conversations. `prompts`: those parts that are texts or token ids.
     `output_cap`: what the client set (None: nothing); `default_cap`: what this endpoint allows when

@@ -70,6 +70,9 @@ class Engine:
     `abort_grace`: seconds after its connection closed until the engine has surely let go.
     `idle_connection`: seconds after which an unused connection is not trusted to be open.
     `drop_headers`: request headers that would defeat the gate.
+    `rank_header`: the request header that chooses a data-parallel rank (None: it cannot be chosen).
+    `capacity`, `unit`, `context`: where the size of the cache and of a sequence are read, and in what
+    it is counted. `cap_rules`: what the engine does about the output cap.
     `when_full`: what happens when the cache runs out; `cannot_know`: what stays hidden from the gate.
     """
 
@@ -85,6 +88,11 @@ class Engine:
     is_partitioned: bool = False
     stream_usage: bool = True
     drop_headers: frozenset[bytes] = frozenset()
+    rank_header: bytes | None = None
+    capacity: str = ""
+    unit: str = ""
+    context: str = ""
+    cap_rules: str = ""
     when_full: str = ""
     cannot_know: tuple[str, ...] = ()
 

@@ -17,6 +17,10 @@ GENERIC = Engine(
         b"/v1/embeddings": EMBEDDINGS,
     },
     stream_usage=False,
+    capacity="the operator",
+    unit="the operator",
+    context="the operator",
+    cap_rules="not known",
     when_full="is not known",
     cannot_know=("its sizes, its counting, its defaults, and how fast it lets go",),
 )

@@ -82,9 +82,15 @@ LLAMACPP = Engine(
     count_chat=count_chat,
     counts_media=True,
     drop_headers=frozenset({b"x-conversation-id"}),
+    capacity="a bound, GET /props: one slot's n_ctx; whole: the operator's -c",
+    unit="cells of one token, and slots",
+    context="GET /props: default_generation_settings.n_ctx",
+    cap_rules=(
+        "no check of prompt + cap: an answer ends where its slot does; no cap means the rest of the slot"
+    ),
     when_full="with the unified cache, every running stream ends with an error",
     cannot_know=(
         "the size of the pool and whether it is unified",
-        "a global limit set with --predict, which can only be lower",
+        "a global limit on predicted tokens (-n), which can only be lower",
     ),
 )

@@ -36,6 +36,10 @@ LMDEPLOY = Engine(
     free_posts=frozenset({b"/v1/encode", b"/v1/messages/count_tokens"}),
     count_text=count_text,
     count_chat=count_chat,
+    capacity="the operator",
+    unit="blocks of 64 tokens unless set",
+    context="the operator",
+    cap_rules="no check of prompt + cap: an answer ends where the session does",
     when_full="evicts a sequence and computes it again",
     cannot_know=("how many blocks it has: the operator says so",),
 )

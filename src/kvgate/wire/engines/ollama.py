@@ -36,6 +36,10 @@ OLLAMA = Engine(
     },
     free_posts=frozenset({b"/api/show"}),
     is_partitioned=True,
+    capacity="slots: the operator, else 1",
+    unit="slots of a whole context",
+    context="GET /api/ps: context_length",
+    cap_rules=("shifts the context of an answer that is too long, and drops the oldest messages of a prompt"),
     when_full="cannot happen: each slot owns its context; the oldest text is dropped",
     cannot_know=(
         "the tokens of a prompt",

@@ -82,6 +82,14 @@ SGLANG = Engine(
     ),
     count_text=count_text,
     count_chat=count_chat,
+    rank_header=b"x-data-parallel-rank",
+    capacity="GET /server_info: token_capacity of each rank",
+    unit="pages of page_size tokens",
+    context="GET /server_info: context_length, else GET /v1/models: max_model_len",
+    cap_rules=(
+        "refuses prompt + cap above the context, then clips to the pool without a word; a "
+        "completion with no cap gets 16"
+    ),
     when_full="retracts requests and computes them again; the last one that does not fit fails with 500",
     cannot_know=(
         "the tokens of a chat template: the tokenizer at the gateway makes chats exact",

@@ -12,6 +12,10 @@ TENSORRT_LLM = Engine(
     abort_grace=2.0,
     idle_connection=4.0,
     routes={**openai_routes(None), b"/v1/responses": responses_route()},
+    capacity="the operator",
+    unit="blocks of tokens_per_block, 32 unless set",
+    context="the operator",
+    cap_rules="clamps the cap to the rest of the context",
     when_full="makes requests wait (GUARANTEED_NO_EVICT, the default), or pauses running ones",
     cannot_know=(
         "the tokens of a prompt: it has no counting endpoint; give kvgate the tokenizer",

@@ -39,6 +39,10 @@ TGI = Engine(
     free_posts=frozenset({b"/tokenize", b"/chat_tokenize"}),
     count_text=count_text,
     count_chat=count_chat,
+    capacity="GET /metrics: tgi_batch_max_total_tokens",
+    unit="blocks of at most 256 tokens",
+    context="GET /info: max_total_tokens",
+    cap_rules="refuses prompt + cap above the context (422); reserves at most 1,024 new tokens at a time",
     when_full="makes requests wait; never takes blocks back from a running one",
     cannot_know=("its token budget, which only the metric tgi_batch_max_total_tokens tells",),
 )

@@ -37,7 +37,7 @@ def count_chat(shape: RequestShape, conversation: Conversation) -> CountCall | N
         return CountCall("/v1/messages/count_tokens", as_sent(shape), read_number("input_tokens"))
     if shape.api not in (Api.CHAT, Api.POOLING):
         return None
-    if len(shape.parts) == 1:
+    if shape.body.fields.get("messages") is conversation.messages:
         return CountCall("/tokenize", as_sent(shape), read_number("count"))
     fields = {k: v for k, v in shape.body.fields.items() if k not in _NOT_ONE}
     body = json.dumps(fields | {"messages": conversation.messages}).encode()
@@ -81,10 +81,18 @@ VLLM = Engine(
     count_text=count_text,
     count_chat=count_chat,
     counts_media=True,
+    rank_header=b"x-data-parallel-rank",
+    capacity="GET /metrics, vllm:cache_config_info: num_gpu_blocks / ranks - 1",
+    unit="blocks of the label block_size",
+    context="GET /v1/models: max_model_len",
+    cap_rules=(
+        "clamps prompt + cap to the context; a completion with no cap gets 16, a chat the rest of the context"
+    ),
     when_full="preempts the newest request and computes it again later; its stream stalls",
     cannot_know=(
-        "a cap from generation_config or --override-generation-config, which can only be lower",
+        "a cap from generation_config, or from vLLM's override of it, which can only be lower",
         "the responses that previous_response_id names",
-        "which data-parallel rank a request goes to",
+        "which data-parallel rank a request goes to, unless the gate pins it",
+        "how many sequences it runs at once (max-num-seqs): more of them wait inside it and hold nothing",
     ),
 )

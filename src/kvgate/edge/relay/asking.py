@@ -1,0 +1,238 @@
+"""A request from its bytes to its place in a pool: what it asks for, what that costs, who may have it.
+
+Promises: nothing is sent before the gate has said yes, except on paths that cannot generate; between
+the gate's yes and the request's hold on the reservation there is no await. A request that has been
+granted goes on in `exchange.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from kvgate.core.records import Ask, Ending, Granted, Key, Reason, Refused
+from kvgate.edge import models
+from kvgate.edge.counted import Counted, Counting, CountRefused, Outcome
+from kvgate.edge.identity import identity_of
+from kvgate.edge.relay import answers
+from kvgate.edge.relay.host import Host
+from kvgate.edge.relay.life import Life
+from kvgate.edge.relay.request import Request
+from kvgate.edge.relay.state import State
+from kvgate.edge.routing import NotServed, first_up
+from kvgate.edge.upstream import Upstream
+from kvgate.wire.body import BadBody
+from kvgate.wire.dialects.openai import Shape
+from kvgate.wire.routes import FREE_METHODS, Route, unpriced_message
+
+if TYPE_CHECKING:
+    from kvgate.edge.relay.client import ClientConnection
+
+
+NO_KEY = "The API key of this request is not one that this gateway lets in."
+
+
+class Asking(Life):
+    """A request up to the grant, or to its refusal."""
+
+    # fmt: off
+    __slots__ = (
+        "_ask", "_client", "_counted", "_counting", "_identity", "_line_key", "_pools",
+        "_request", "_route", "_shape", "_task",
+    )
+    # fmt: on
+
+    def __init__(self, gateway: Host, client: ClientConnection, request: Request) -> None:
+        super().__init__(gateway)
+        self._client = client
+        self._request = request
+        self._line_key: Key | None = None
+        self._route: Route | None = None
+        self._shape: Shape | None = None
+        self._counting: Counting | None = None
+        self._identity = (0, 0)
+        self._counted: Counted | None = None
+        self._ask: Ask | None = None
+        self._pools: tuple[Upstream, ...] = ()  # that it may still go to
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Decide what the request is; price it, pass it on, or refuse it."""
+        request, gateway = self._request, self._gateway
+        gateway.requests += 1
+        path = request.target.partition(b"?")[0]
+        if gateway.is_draining:
+            self._refuse(answers.decline(gateway, Reason.DRAINING, "The gateway is shutting down."))
+            return
+        if not gateway.may_enter(request.headers):
+            self._refuse(answers.decline(gateway, Reason.INVALID_API_KEY, NO_KEY))
+            return
+        is_allowed = path in gateway.allow_paths
+        self._route = route = None if is_allowed else gateway.fleet.route_for(request.method, path)
+        try:
+            if route is None:
+                self._pass_on(path, is_allowed=is_allowed)
+                return
+            self._is_priced = True
+            self._shape, self._route, self._pools = gateway.fleet.read(route, path, request.body)
+        except BadBody as error:
+            self._refuse(answers.decline(gateway, Reason.INVALID_REQUEST, str(error)), error.param)
+        except NotServed as error:
+            self._refuse(answers.decline(gateway, error.reason, str(error)), "model")
+        else:
+            self._upstream = first_up(self._pools)
+            if not self._upstream.is_sized:
+                self._refuse_unavailable(self._upstream.unsized_why)
+                return
+            self._identity = identity_of(request.headers, request.target, request.body)
+            self._count(self._shape)
+
+    def _pass_on(self, path: bytes, *, is_allowed: bool) -> None:
+        request, gateway = self._request, self._gateway
+        if path == models.PATH and request.method in FREE_METHODS:
+            page = gateway.fleet.models_page()
+            if page is not None:
+                self._end(Ending.COMPLETED)
+                self._reply(answers.page(request, page))
+                return
+        upstream = gateway.fleet.unpriced(request.method, path, request.body, is_allowed=is_allowed)
+        if upstream is None:
+            detail = unpriced_message(request.method, path)
+            self._refuse(answers.decline(gateway, Reason.UNPRICED_ENDPOINT, detail))
+            return
+        self._upstream = upstream
+        self._send(request.body)
+
+    def _count(self, shape: Shape) -> None:
+        counted = self._upstream.counter.at_once(shape)
+        if counted is not None:
+            self._ask_for_room(counted)
+            return
+        self._to(State.COUNTING)
+        self._begin_count(shape)
+
+    def _begin_count(self, shape: Shape) -> None:
+        self._counting = self._upstream.counter.begin(
+            shape, self._request.headers, self._client.peer, self._count_ends
+        )
+
+    def _count_ends(self, outcome: Outcome) -> None:
+        self._counting = None
+        with self._guarded():
+            if isinstance(outcome, Counted):
+                self._ask_for_room(outcome)
+            elif isinstance(outcome, CountRefused):
+                self._end(Ending.FAILED, outcome="engine_error")
+                self._reply(answers.engine_error(self._request, outcome.answer))
+            else:
+                self._count_elsewhere(str(outcome))
+
+    def _count_elsewhere(self, why: str) -> None:
+        """The engine that was to count cannot; another one of the model may."""
+        others = self._others()
+        if not others:
+            self._refuse_unavailable(why)
+            return
+        assert self._shape is not None
+        self._pools, self._upstream = others, others[0]
+        self._begin_count(self._shape)
+
+    def _ask_for_room(self, counted: Counted) -> None:
+        shape = self._shape
+        assert shape is not None
+        self._to(State.COUNTED)
+        self._counted = counted
+        self._count_source = counted.source
+        self._upstream, self._ask = self._gateway.choose(
+            self._pools, shape, counted.prompts, self._request.headers, self._identity
+        )
+        self._line_key = self._upstream.keeper.ask(self._ask, self._answered)
+        if self._line_key is not None:
+            self._to(State.WAITING)
+
+    def _answered(self, given: Granted | Refused) -> None:
+        self._line_key = None
+        if isinstance(given, Refused):
+            self._refuse(given)
+            return
+        shape, ask = self._shape, self._ask
+        assert shape is not None
+        assert ask is not None
+        self._hold(given, ask, is_counted=not shape.priced_as_whole_context)
+        try:
+            self._granted(given, shape)
+        except BaseException:
+            self._end(Ending.FAILED)
+            raise
+
+    def _others(self) -> tuple[Upstream, ...]:
+        """Pools that may still be tried, those of the present engine not among them."""
+        if len(self._pools) < 2:
+            return ()
+        here = self._upstream.pool
+        return tuple(upstream for upstream in self._pools if upstream.is_up and upstream.pool is not here)
+
+    def _move(self) -> bool:
+        """Ask another pool, because this engine cannot be reached; True where there was one to ask.
+
+        Only while nothing has been sent. The reservation here is given back first, and no engine is
+        tried twice.
+        """
+        counted, others = self._counted, self._others()
+        if counted is None or not others:
+            return False
+        key, self._key = self._key, None
+        assert key is not None
+        self._upstream.keeper.ended(key, Ending.FAILED)
+        self._pools = others
+        self._ask_for_room(counted)
+        return True
+
+    @contextmanager
+    def _guarded(self) -> Iterator[None]:
+        """A defect of ours must not leave a client hanging or a reservation held."""
+        try:
+            yield
+        except Exception:
+            self._end(Ending.FAILED)
+            self._client.break_off(is_visible=False)
+            raise
+
+    def _withdraw(self) -> None:
+        """Stop what has not reached the engine yet."""
+        if self._counting is not None:
+            self._counting.cancel()
+        if self.state is State.CONNECTING and self._task is not None:
+            self._task.cancel()
+            self._task = None
+        if self._line_key is not None:
+            self._upstream.keeper.leave(self._line_key)
+            self._line_key = None
+
+    # --- what comes after
+
+    def _granted(self, given: Granted, shape: Shape) -> None:
+        raise NotImplementedError
+
+    def _send(self, body: bytes) -> None:
+        raise NotImplementedError
+
+    # --- endings
+
+    def _refuse(self, refused: Refused, param: str | None = None, *, after: float = 0.0) -> None:
+        self._end(Ending.FAILED, after=after, outcome=refused.reason.value)
+        busy_status, route = self._gateway.settings.busy_status, self._route
+        answer = answers.refusal(self._request, refused, busy_status=busy_status, param=param, route=route)
+        self._reply(answer)
+
+    def _refuse_unavailable(self, why: str, *, after: float = 0.0) -> None:
+        refused = answers.decline(
+            self._gateway, Reason.ENGINE_UNAVAILABLE, f"The engine is not available: {why}."
+        )
+        self._refuse(refused, after=after)
+
+    def _reply(self, response: bytes) -> None:
+        self._client.write(response)
+        self._client.finished(keep_alive=self._request.keep_alive)
