@@ -30,7 +30,7 @@ from typing import Any, cast
 
 import uvloop
 
-from kvgate.edge.loop_lag import LoopLag
+from kvgate.edge.observing.loop_lag import LoopLag
 
 STAMP = re.compile(rb"data: (\d{12,})\n")
 COUNT_PATH = b"/input_tokens"

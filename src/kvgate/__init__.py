@@ -22,9 +22,9 @@ from kvgate.core.records import (
     Tenant,
 )
 from kvgate.core.reservation import request_reservation_bytes, request_reservation_tokens
-from kvgate.edge.admission import Admission, ThreadAdmission
-from kvgate.edge.controller import KVAdmissionController, KVReservation
-from kvgate.edge.ticket import AdmissionRefused, Ticket
+from kvgate.edge.library.admission import Admission, ThreadAdmission
+from kvgate.edge.library.controller import KVAdmissionController, KVReservation
+from kvgate.edge.library.ticket import AdmissionRefused, Ticket
 
 __version__ = "0.1.0"
 

@@ -2,6 +2,6 @@
 
 from kvgate.edge.asgi.middleware import AdmissionMiddleware
 from kvgate.edge.asgi.routes import DIALECTS, fields
-from kvgate.edge.workers import SeveralWorkers
+from kvgate.edge.asgi.workers import SeveralWorkers
 
 __all__ = ["DIALECTS", "AdmissionMiddleware", "SeveralWorkers", "fields"]

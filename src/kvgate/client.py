@@ -9,13 +9,13 @@ Needs `pip install kvgate[client]`. docs/clients.md has the rules and more recip
 
 from __future__ import annotations
 
-from kvgate.edge.client_sdks import (
+from kvgate.edge.client.sdks import (
     anthropic_client,
     async_anthropic_client,
     async_openai_client,
     openai_client,
 )
-from kvgate.edge.client_transport import AsyncRetryTransport, Retries, RetryTransport
+from kvgate.edge.client.transport import AsyncRetryTransport, Retries, RetryTransport
 
 __all__ = [
     "AsyncRetryTransport",

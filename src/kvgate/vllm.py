@@ -1,6 +1,6 @@
 """Public: `vllm serve MODEL --middleware kvgate.vllm.Middleware` (docs/fronts.md). The code is in
 `edge.vllm`."""
 
-from kvgate.edge.vllm import Middleware
+from kvgate.edge.asgi.vllm import Middleware
 
 __all__ = ["Middleware"]

@@ -23,8 +23,8 @@ from kvgate.client import (
     async_openai_client,
     openai_client,
 )
-from kvgate.edge.client_advice import RETRIED, Advice, advice, cap_that_fits, with_cap
-from kvgate.edge.client_transport import BACKOFF_FIRST, BACKOFF_MAX, SPREAD
+from kvgate.edge.client.advice import RETRIED, Advice, advice, cap_that_fits, with_cap
+from kvgate.edge.client.transport import BACKOFF_FIRST, BACKOFF_MAX, SPREAD
 
 BODY = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4000}
 GOOD = Said(200, CHAT_ANSWER)

@@ -13,13 +13,13 @@ import pytest
 from harness import Engine
 from small_model import write_model
 
-from kvgate.edge.counted import Counted, Outcome
-from kvgate.edge.counting import Counter
-from kvgate.edge.local_count import refuse_own_prompts, tokenizer_for
-from kvgate.edge.loop_lag import LoopLag
-from kvgate.edge.off_loop import ProcessCounter, ThreadCounter
+from kvgate.edge.counting.counted import Counted, Outcome
+from kvgate.edge.counting.counter import Counter
+from kvgate.edge.counting.local_count import refuse_own_prompts, tokenizer_for
+from kvgate.edge.counting.off_loop import ProcessCounter, ThreadCounter
+from kvgate.edge.counting.trust import AGREEMENTS, Trust
+from kvgate.edge.observing.loop_lag import LoopLag
 from kvgate.edge.relay.pool import EnginePool, EngineUnavailable
-from kvgate.edge.trust import AGREEMENTS, Trust
 from kvgate.tokens import CannotCount, PromptCounter
 from kvgate.tokens.loader import load_files
 from kvgate.wire.dialects.openai import read_chat, read_completion

@@ -14,12 +14,12 @@ import pytest
 from engine_pages import llamacpp, model_list, ollama, pages, sglang, tgi, vllm, vllm_metrics
 from kvgate.core.gate import Gate
 from kvgate.core.records import Ask, Granted, PoolFacts
-from kvgate.edge import discovery
-from kvgate.edge.discovery import Given, discover
-from kvgate.edge.drift import Drift
 from kvgate.edge.gatekeeper import Gatekeeper
 from kvgate.edge.relay.pool import EngineUnavailable
-from kvgate.edge.upstream import PINNED_BY_HEADER, RANK_HEADER
+from kvgate.edge.upstreams import discovery
+from kvgate.edge.upstreams.discovery import Given, discover
+from kvgate.edge.upstreams.drift import Drift
+from kvgate.edge.upstreams.upstream import PINNED_BY_HEADER, RANK_HEADER
 from kvgate.wire.engines.found import Page
 from kvgate.wire.engines.known import ENGINES
 from kvgate.wire.engines.sights import Sight

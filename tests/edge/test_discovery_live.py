@@ -13,11 +13,11 @@ import pytest
 
 from kvgate.config import Settings, UpstreamSettings
 from kvgate.core.records import PoolFacts
-from kvgate.edge import sizing
-from kvgate.edge.discovery import Found, Given, discover, pool_fetch
 from kvgate.edge.embedded import EmbeddedEngine
 from kvgate.edge.gateway import Gateway
 from kvgate.edge.relay.pool import EnginePool
+from kvgate.edge.upstreams import sizing
+from kvgate.edge.upstreams.discovery import Found, Given, discover, pool_fetch
 from kvgate.lab.tiny_gguf import write_tiny_gguf
 
 CELLS, SLOTS = 2048, 8

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from inside import ANSWER, COMPLETION, FACTS
 
 from kvgate.config import Settings, at
-from kvgate.edge.counting import Counter
+from kvgate.edge.counting.counter import Counter
 from kvgate.edge.gatekeeper import Gatekeeper
 from kvgate.edge.gateway import Gateway
 from kvgate.edge.relay.client import ClientConnection

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 
-from kvgate.edge.histogram import Histogram as Own
+from kvgate.edge.observing.histogram import Histogram as Own
 
 BOUNDS = (0.05, 1, 2.5, 600)
 VALUES = st.one_of(st.sampled_from([float(bound) for bound in BOUNDS]), st.floats(0, 1000))

@@ -325,8 +325,8 @@ def test_what_was_granted_to_a_loop_that_is_gone_is_given_back(backend: str) -> 
 
 def _run_trio_step(admission: Admission, waiting: list[Coroutine[Any, Any, Any]]) -> None:
     from kvgate.core.records import Ask
-    from kvgate.edge.bells import TrioBell
-    from kvgate.edge.turnstile import Seat
+    from kvgate.edge.library.bells import TrioBell
+    from kvgate.edge.library.turnstile import Seat
 
     async def main() -> None:
         seat = admission._turnstile.ask(Ask((10,), 91, max_wait=1000), TrioBell)

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from kvgate.edge import loop_lag
-from kvgate.edge.collector import Collector
-from kvgate.edge.loop_lag import LoopLag
+from kvgate.edge.observing import loop_lag
+from kvgate.edge.observing.collector import Collector
+from kvgate.edge.observing.loop_lag import LoopLag
 
 
 class Loop:

@@ -10,7 +10,7 @@ import pytest
 from harness import Stack, payload, request
 from small_model import write_model
 
-from kvgate.edge.trust import AGREEMENTS
+from kvgate.edge.counting.trust import AGREEMENTS
 from kvgate.tokens import PromptCounter, load
 
 CAP = 16

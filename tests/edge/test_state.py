@@ -18,8 +18,8 @@ from kvgate.edge.gateway import Gateway
 from kvgate.edge.relay import exchange, life
 from kvgate.edge.relay.finished import Finished
 from kvgate.edge.relay.state import NEXT, State
-from kvgate.edge.routing import Fleet
-from kvgate.edge.upstream import Upstream
+from kvgate.edge.upstreams.routing import Fleet
+from kvgate.edge.upstreams.upstream import Upstream
 
 DOC = Path(__file__).parents[2] / "docs" / "lifecycle.md"
 Move: TypeAlias = tuple[State, State]

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from kvgate.edge import telemetry
+from kvgate.edge.observing import telemetry
+from kvgate.edge.observing.telemetry import Telemetry
 from kvgate.edge.relay.finished import Finished
-from kvgate.edge.telemetry import Telemetry
 
 USED = Finished("completed", 1.0, 0.0, 60, 120, 112, 40, 40)
 

@@ -26,14 +26,14 @@ from inside import LENGTH, settle, until
 from engine_pages import vllm
 from kvgate.config import Settings, UpstreamSettings, at
 from kvgate.core.records import Ask, PoolFacts
-from kvgate.edge import sizing
 from kvgate.edge.gateway import Gateway
 from kvgate.edge.housekeeping import probe
-from kvgate.edge.routing import Fleet, choose
-from kvgate.edge.sizing import SizesUnknown
-from kvgate.edge.telemetry import Telemetry
+from kvgate.edge.observing.telemetry import Telemetry
 from kvgate.edge.tenants import tenant_rules
-from kvgate.edge.upstream import Upstream, upstreams_of
+from kvgate.edge.upstreams import sizing
+from kvgate.edge.upstreams.routing import Fleet, choose
+from kvgate.edge.upstreams.sizing import SizesUnknown
+from kvgate.edge.upstreams.upstream import Upstream, upstreams_of
 from kvgate.wire.engines.found import Page
 
 COMPLETIONS = "/v1/completions"

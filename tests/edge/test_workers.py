@@ -7,8 +7,8 @@ import os
 
 import pytest
 
-from kvgate.edge import workers
-from kvgate.edge.workers import SeveralWorkers, Workers, claim, find
+from kvgate.edge.asgi import workers
+from kvgate.edge.asgi.workers import SeveralWorkers, Workers, claim, find
 
 
 @pytest.mark.parametrize(

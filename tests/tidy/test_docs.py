@@ -13,9 +13,9 @@ from kvgate.cli import main
 from kvgate.config import Settings
 from kvgate.core.gate import Gate
 from kvgate.core.records import Ask, Ending, Granted, PoolFacts, Reason, Refused
-from kvgate.edge.loop_lag import LoopLag
+from kvgate.edge.observing.loop_lag import LoopLag
+from kvgate.edge.observing.telemetry import POOL_GAUGES, Telemetry
 from kvgate.edge.relay.exchange import State
-from kvgate.edge.telemetry import POOL_GAUGES, Telemetry
 from kvgate.wire.engines.known import ENGINES
 from kvgate.wire.refusal import STATUS, render
 

@@ -106,7 +106,13 @@ def test_imports_point_one_way() -> None:
 
 
 # The small shells of the library: a lock, a clock and a way to wait around the core.
-FRONT = ("kvgate.core", "kvgate.edge.admission", "kvgate.edge.controller", "kvgate.edge.ticket", "__future__")
+FRONT = (
+    "kvgate.core",
+    "kvgate.edge.library.admission",
+    "kvgate.edge.library.controller",
+    "kvgate.edge.library.ticket",
+    "__future__",
+)
 
 
 def test_the_front_door_opens_the_core_and_the_library() -> None:

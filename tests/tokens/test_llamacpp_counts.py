@@ -11,8 +11,8 @@ import pytest
 from families import directory
 from traffic import requests
 
+from kvgate.edge.counting.local_count import count_shape, refuse_own_prompts, tokenizer_for
 from kvgate.edge.embedded import EmbeddedEngine
-from kvgate.edge.local_count import count_shape, refuse_own_prompts, tokenizer_for
 from kvgate.tokens import CannotCount, PromptCounter
 from kvgate.wire.engines.known import ENGINES
 

@@ -23,7 +23,7 @@ sys.path.append(str(Path(__file__).parents[1] / "tokens"))
 from families import directory
 from traffic import requests
 
-from kvgate.edge.local_count import count_shape, refuse_own_prompts
+from kvgate.edge.counting.local_count import count_shape, refuse_own_prompts
 from kvgate.tokens import CannotCount, PromptCounter, load
 from kvgate.wire.engines.known import ENGINES
 

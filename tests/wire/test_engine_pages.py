@@ -235,7 +235,11 @@ def test_the_table_of_engines_says_what_the_code_says(name: str) -> None:
 def test_every_finding_is_documented() -> None:
     text = (DOCS / "doctor.md").read_text("utf-8")
     source = Path(__file__).parents[2] / "src" / "kvgate"
-    places = [*source.glob("wire/engines/*.py"), source / "edge/discovery.py", source / "cli/doctor.py"]
+    places = [
+        *source.glob("wire/engines/*.py"),
+        source / "edge/upstreams/discovery.py",
+        source / "cli/doctor.py",
+    ]
     call = re.compile(r'(?:\.(?:note|warn|unsafe)|Finding)\(\s*f?"([a-z_{}]+)"')
     codes = {code for place in places for code in call.findall(place.read_text("utf-8"))}
 

@@ -14,7 +14,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from kvgate.edge.local_count import count_shape
+from kvgate.edge.counting.local_count import count_shape
 from kvgate.tokens import BadTokenizer, CannotCount, Count, PromptCounter, load
 from kvgate.wire.body import BadBody
 from kvgate.wire.dialects.shape import RequestShape

@@ -20,9 +20,9 @@ from rich.console import Console
 from kvgate.cli.addresses import EngineUrl
 from kvgate.cli.doctor_view import Report, as_plain, show
 from kvgate.core.geometry import Serving
-from kvgate.edge.discovery import Finding, Found, Given, Level, discover, pool_fetch
 from kvgate.edge.relay.pool import EnginePool
 from kvgate.edge.tls import engine_context
+from kvgate.edge.upstreams.discovery import Finding, Found, Given, Level, discover, pool_fetch
 from kvgate.wire.engines.known import ENGINES
 from kvgate.wire.engines.readers import READERS
 

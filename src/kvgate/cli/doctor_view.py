@@ -11,7 +11,7 @@ from rich.text import Text
 
 from kvgate.core.price import blocks_for
 from kvgate.core.records import PoolFacts
-from kvgate.edge.discovery import Finding, Found, Level
+from kvgate.edge.upstreams.discovery import Finding, Found, Level
 
 UNREACHABLE, UNSAFE = 2, 1
 # Prompt and cap of the requests that are counted on the pool.

@@ -11,7 +11,7 @@ import click
 from kvgate.cli.doctor import examine
 from kvgate.core.geometry import Serving, layout_for
 from kvgate.core.geometry.capacity import Capacity
-from kvgate.edge.discovery import Given
+from kvgate.edge.upstreams.discovery import Given
 
 
 def pool_at(url: str, config: Mapping[str, Any], serving: Serving, safety_fraction: float) -> Capacity:

@@ -28,12 +28,12 @@ from kvgate.config import Settings, at
 from kvgate.core.records import Misuse, PoolFacts
 from kvgate.edge import open_files
 from kvgate.edge.admin import AdminServer
-from kvgate.edge.collector import Collector
 from kvgate.edge.embedded import EmbeddedEngine, EmbeddedUnavailable
 from kvgate.edge.gateway import Gateway
 from kvgate.edge.listening import UNIX
-from kvgate.edge.sizing import SizesUnknown, given_for
-from kvgate.edge.upstream import AUTO_START, NEEDED, facts_of, label_of, tenants_of
+from kvgate.edge.observing.collector import Collector
+from kvgate.edge.upstreams.sizing import SizesUnknown, given_for
+from kvgate.edge.upstreams.upstream import AUTO_START, NEEDED, facts_of, label_of, tenants_of
 
 # Exit status of a process that a second signal ended: 128 + its number, as shells count.
 INTERRUPTED = 128 + signal.SIGINT

@@ -20,8 +20,8 @@ from http.server import BaseHTTPRequestHandler
 from typing import Any, Protocol, TypeVar
 from urllib.parse import parse_qs, urlsplit
 
+from kvgate.edge.observing.telemetry import CONTENT_TYPE, Snapshot, Telemetry
 from kvgate.edge.reload import CannotReload
-from kvgate.edge.telemetry import CONTENT_TYPE, Snapshot, Telemetry
 
 T = TypeVar("T")
 

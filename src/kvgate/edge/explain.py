@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from kvgate.core.records import Ask, Granted
-from kvgate.edge import clock, routing
-from kvgate.edge.counting import CountRefused
+from kvgate.edge import clock
+from kvgate.edge.counting.counter import CountRefused
 from kvgate.edge.relay.pool import EngineUnavailable
-from kvgate.edge.upstream import Upstream
+from kvgate.edge.upstreams import routing
+from kvgate.edge.upstreams.upstream import Upstream
 from kvgate.wire.body import BadBody
 from kvgate.wire.refusal import message_of, status_of
 

@@ -20,25 +20,26 @@ from kvgate.core.policy import Policy, worst_case
 from kvgate.core.price import requested_cap
 from kvgate.core.records import Ask, PoolFacts
 from kvgate.core.tenancy import both
-from kvgate.edge import clock, reload, routing, sizing
-from kvgate.edge.collector import Collector
-from kvgate.edge.counting import Counter
+from kvgate.edge import clock, reload
+from kvgate.edge.counting.counter import Counter
 from kvgate.edge.explain import explain_request
 from kvgate.edge.gatekeeper import Gatekeeper
 from kvgate.edge.housekeeping import keep_house, keep_known, keep_watch, probe
 from kvgate.edge.identity import bounded_wait
 from kvgate.edge.listening import Listener
-from kvgate.edge.loop_lag import LoopLag
+from kvgate.edge.observing.collector import Collector
+from kvgate.edge.observing.loop_lag import LoopLag
+from kvgate.edge.observing.status import snapshot
 from kvgate.edge.relay.body_memory import BodyMemory
 from kvgate.edge.relay.client import ClientConnection
 from kvgate.edge.relay.finished import Finished
 from kvgate.edge.relay.heads import Headers
 from kvgate.edge.relay.pool import EnginePool
 from kvgate.edge.relay.upstream import Upstream as Address
-from kvgate.edge.status import snapshot
 from kvgate.edge.tenants import read_keys
 from kvgate.edge.tls import engine_context, listening_context
-from kvgate.edge.upstream import Upstream, upstreams_of
+from kvgate.edge.upstreams import routing, sizing
+from kvgate.edge.upstreams.upstream import Upstream, upstreams_of
 from kvgate.wire.dialects.openai import Shape
 from kvgate.wire.dialects.shape import whole_context
 from kvgate.wire.engines import Engine

@@ -10,12 +10,12 @@ import asyncio
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from kvgate.edge import sizing
-from kvgate.edge.drift import PERIOD_SECONDS
-from kvgate.edge.models import PATH, read_models
 from kvgate.edge.relay.heads import request_head
 from kvgate.edge.relay.pool import EngineUnavailable
-from kvgate.edge.upstream import PINNED_BY_HEADER, Upstream
+from kvgate.edge.upstreams import sizing
+from kvgate.edge.upstreams.drift import PERIOD_SECONDS
+from kvgate.edge.upstreams.models import PATH, read_models
+from kvgate.edge.upstreams.upstream import PINNED_BY_HEADER, Upstream
 
 if TYPE_CHECKING:
     from kvgate.edge.gateway import Gateway

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from kvgate.config import Settings, UpstreamSettings
 from kvgate.core.records import CapRules, Misuse, PoolFacts
-from kvgate.edge import sizing, tls
-from kvgate.edge.upstream import Upstream, fraction_of, sizes_of, tenants_of
+from kvgate.edge import tls
+from kvgate.edge.upstreams import sizing
+from kvgate.edge.upstreams.upstream import Upstream, fraction_of, sizes_of, tenants_of
 from kvgate.wire.dialects.shape import RequestShape
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeAlias
 
 from kvgate.edge.asgi.messages import Headers
-from kvgate.edge.bells import in_thread
-from kvgate.edge.local_count import count_shape
+from kvgate.edge.counting.local_count import count_shape
+from kvgate.edge.library.bells import in_thread
 from kvgate.tokens import CannotCount, PromptCounter
 from kvgate.wire.dialects.shape import RequestShape, whole_context
 from kvgate.wire.engines import Engine

@@ -16,9 +16,8 @@ from dataclasses import replace
 from typing import Any, Literal, TypeAlias
 
 from kvgate.core.records import ANYONE, Ask, CapRules, Ending, PoolFacts, Reason, Refused, Seconds, Tenant
-from kvgate.edge import clock, workers
-from kvgate.edge.admission import Admission
-from kvgate.edge.admitting import AsyncAdmitting
+from kvgate.edge import clock
+from kvgate.edge.asgi import workers
 from kvgate.edge.asgi.counting import Count, CountRefused, count_prompts
 from kvgate.edge.asgi.messages import (
     BodyTooLarge,
@@ -33,9 +32,11 @@ from kvgate.edge.asgi.messages import (
     with_body,
 )
 from kvgate.edge.asgi.routes import FREE_METHODS, OwnRoute, Scope, paths_of, plain, table
-from kvgate.edge.bells import unless
-from kvgate.edge.ticket import AdmissionRefused, Ticket
-from kvgate.edge.workers import SeveralWorkers
+from kvgate.edge.asgi.workers import SeveralWorkers
+from kvgate.edge.library.admission import Admission
+from kvgate.edge.library.admitting import AsyncAdmitting
+from kvgate.edge.library.bells import unless
+from kvgate.edge.library.ticket import AdmissionRefused, Ticket
 from kvgate.tokens import PromptCounter
 from kvgate.wire.body import BadBody
 from kvgate.wire.dialects.shape import RequestShape, enforce

@@ -13,16 +13,16 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from kvgate.core.records import Ask, Ending, Granted, Key, Reason, Refused
-from kvgate.edge import models
-from kvgate.edge.counted import Counted, Counting, CountRefused, Outcome
+from kvgate.edge.counting.counted import Counted, Counting, CountRefused, Outcome
 from kvgate.edge.identity import identity_of
 from kvgate.edge.relay import answers
 from kvgate.edge.relay.host import Host
 from kvgate.edge.relay.life import Life
 from kvgate.edge.relay.request import Request
 from kvgate.edge.relay.state import State
-from kvgate.edge.routing import NotServed, first_up
-from kvgate.edge.upstream import Upstream
+from kvgate.edge.upstreams import models
+from kvgate.edge.upstreams.routing import NotServed, first_up
+from kvgate.edge.upstreams.upstream import Upstream
 from kvgate.wire.body import BadBody
 from kvgate.wire.dialects.openai import Shape
 from kvgate.wire.routes import FREE_METHODS, Route, unpriced_message

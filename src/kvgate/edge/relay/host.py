@@ -13,8 +13,8 @@ from kvgate.core.gate import Gate
 from kvgate.core.records import Ask
 from kvgate.edge.relay.body_memory import BodyMemory
 from kvgate.edge.relay.heads import Headers
-from kvgate.edge.routing import Fleet
-from kvgate.edge.upstream import Upstream
+from kvgate.edge.upstreams.routing import Fleet
+from kvgate.edge.upstreams.upstream import Upstream
 from kvgate.wire.dialects.openai import Shape
 
 

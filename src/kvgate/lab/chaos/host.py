@@ -29,12 +29,12 @@ import uvloop
 
 from kvgate.config import Settings, at
 from kvgate.core.records import PoolFacts
-from kvgate.edge import loop_lag
 from kvgate.edge.admin import AdminServer
-from kvgate.edge.collector import Collector
 from kvgate.edge.gateway import Gateway
-from kvgate.edge.loop_lag import LoopLag
-from kvgate.edge.telemetry import Telemetry
+from kvgate.edge.observing import loop_lag
+from kvgate.edge.observing.collector import Collector
+from kvgate.edge.observing.loop_lag import LoopLag
+from kvgate.edge.observing.telemetry import Telemetry
 
 GAUGE = re.compile(r'^kvgate_(\w+)\{engine="\w+",upstream="[^"]*"\} (\S+)$', re.M)
 LOOK_SECONDS = 0.01

@@ -19,9 +19,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from kvgate.edge.count_child import LENGTH_BYTES, packed, plain
-from kvgate.edge.counted import Counted
-from kvgate.edge.local_count import adds_special, count_parts, source_of
+from kvgate.edge.counting.count_child import LENGTH_BYTES, packed, plain
+from kvgate.edge.counting.counted import Counted
+from kvgate.edge.counting.local_count import adds_special, count_parts, source_of
 from kvgate.tokens import CannotCount, PromptCounter
 from kvgate.wire.dialects.shape import RequestShape
 
@@ -164,7 +164,7 @@ class ProcessCounter:
     async def _one(self, job: Job, deadline: float) -> Counted | CannotCount:
         if self._child is None:
             self._child = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "kvgate.edge.count_child", self._arguments),
+                *(sys.executable, "-m", "kvgate.edge.counting.count_child", self._arguments),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 # Ctrl-C in the terminal is for the parent, which counts while it drains.

@@ -15,10 +15,10 @@ from kvgate.core.gate import Gate
 from kvgate.core.price import blocks_for
 from kvgate.core.records import PoolFacts
 from kvgate.edge import clock
-from kvgate.edge.discovery import pool_fetch
 from kvgate.edge.gatekeeper import Gatekeeper
 from kvgate.edge.relay.heads import Headers
 from kvgate.edge.relay.pool import EnginePool
+from kvgate.edge.upstreams.discovery import pool_fetch
 from kvgate.wire.engines.found import Page
 from kvgate.wire.engines.sights import LOOKS, Sight, sight_in
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from kvgate.core.price import price
 from kvgate.core.records import Ask, Ending, Granted, Misuse, Price, Reason, Refused, Seconds
-from kvgate.edge.turnstile import Turnstile
+from kvgate.edge.library.turnstile import Turnstile
 from kvgate.wire.refusal import Dialect, message_of, render
 
 

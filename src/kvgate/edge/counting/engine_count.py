@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Iterator
 from hashlib import blake2b
 
-from kvgate.edge.counted import Answer, Counted, CountRefused, Outcome
+from kvgate.edge.counting.counted import Answer, Counted, CountRefused, Outcome
 from kvgate.edge.relay.engine import EngineConnection
 from kvgate.edge.relay.heads import Headers, request_head
 from kvgate.edge.relay.pool import EnginePool, EngineUnavailable, Fetched

@@ -12,9 +12,9 @@ from types import TracebackType
 from typing import Generic, NamedTuple, TypeVar
 
 from kvgate.core.records import Ask, Ending, Granted, Misuse, Refused, Seconds
-from kvgate.edge.bells import AsyncBell, Bell, ThreadBell, async_bell
-from kvgate.edge.ticket import AdmissionRefused, Ticket, ending_of
-from kvgate.edge.turnstile import Seat, Turnstile
+from kvgate.edge.library.bells import AsyncBell, Bell, ThreadBell, async_bell
+from kvgate.edge.library.ticket import AdmissionRefused, Ticket, ending_of
+from kvgate.edge.library.turnstile import Seat, Turnstile
 
 B = TypeVar("B", bound=Bell)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvgate.core.records import Ending, Reason
 from kvgate.edge import clock
-from kvgate.edge.upstream import Upstream
+from kvgate.edge.upstreams.upstream import Upstream
 
 if TYPE_CHECKING:
     from kvgate.edge.gateway import Gateway

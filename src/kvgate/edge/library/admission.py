@@ -25,10 +25,10 @@ from kvgate.core.geometry import Serving
 from kvgate.core.policy import Policy, worst_case
 from kvgate.core.records import ANYONE, Ask, CapRules, Granted, Misuse, PoolFacts, Reason, Seconds, Tenant
 from kvgate.edge import clock
-from kvgate.edge.admitting import AsyncAdmitting, Entry, ThreadAdmitting
-from kvgate.edge.capacity import pool_of_memory, pool_of_model
-from kvgate.edge.ticket import AdmissionRefused
-from kvgate.edge.turnstile import Turnstile
+from kvgate.edge.library.admitting import AsyncAdmitting, Entry, ThreadAdmitting
+from kvgate.edge.library.capacity import pool_of_memory, pool_of_model
+from kvgate.edge.library.ticket import AdmissionRefused
+from kvgate.edge.library.turnstile import Turnstile
 
 R = TypeVar("R")
 

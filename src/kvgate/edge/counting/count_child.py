@@ -1,7 +1,7 @@
 """The process that counts long prompts where the tokenizer would hold up the gateway's own.
 
-`python -m kvgate.edge.count_child OPTIONS`: reads jobs from its standard input and writes their counts
-to its standard output, one at a time, until the input ends. Each frame is four bytes of length and a
+`python -m kvgate.edge.counting.count_child OPTIONS`: reads jobs from its standard input and writes
+their counts to its standard output, one at a time, until the input ends. Each frame is four bytes of length and a
 marshalled value. It serves nobody but the gateway that started it.
 """
 
@@ -12,7 +12,7 @@ import marshal
 import sys
 from typing import Any, BinaryIO
 
-from kvgate.edge.local_count import count_parts, source_of
+from kvgate.edge.counting.local_count import count_parts, source_of
 from kvgate.tokens import CannotCount, load
 from kvgate.wire.dialects.shape import Conversation, Mixed, Part
 

@@ -9,7 +9,7 @@ checked by its usage alone.
 
 from __future__ import annotations
 
-from kvgate.edge.counted import Counted
+from kvgate.edge.counting.counted import Counted
 
 AGREEMENTS = 3
 

@@ -14,15 +14,15 @@ from kvgate.config import Settings, UpstreamSettings
 from kvgate.core.gate import Gate
 from kvgate.core.policy import Policy, worst_case
 from kvgate.core.records import Misuse, PoolFacts
-from kvgate.edge.counting import Counter
+from kvgate.edge.counting.counter import Counter
+from kvgate.edge.counting.local_count import tokenizer_for
 from kvgate.edge.gatekeeper import Gatekeeper
-from kvgate.edge.local_count import tokenizer_for
 from kvgate.edge.relay.pool import EnginePool
 from kvgate.edge.tenants import Tenants
 from kvgate.wire.engines.known import ENGINES
 
 if TYPE_CHECKING:
-    from kvgate.edge.drift import Drift
+    from kvgate.edge.upstreams.drift import Drift
 
 SIZES = ("total_blocks", "block_size", "context", "max_seqs")
 NEEDED = SIZES[:3]

@@ -13,8 +13,8 @@ from hashlib import blake2b
 
 from kvgate.core.price import price, worst_case_blocks
 from kvgate.core.records import Ask, Granted, Reason, Seconds
-from kvgate.edge import models
-from kvgate.edge.upstream import Upstream
+from kvgate.edge.upstreams import models
+from kvgate.edge.upstreams.upstream import Upstream
 from kvgate.wire.dialects.openai import Shape
 from kvgate.wire.routes import FREE_METHODS, Route
 

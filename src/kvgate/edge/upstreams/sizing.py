@@ -16,10 +16,10 @@ from typing import Any
 
 from kvgate.config import Settings, UpstreamSettings
 from kvgate.core.geometry import Serving
-from kvgate.edge import discovery
-from kvgate.edge.discovery import Found, Given, Level, pool_fetch
-from kvgate.edge.drift import Drift
-from kvgate.edge.upstream import Upstream, engine_name, fraction_of, is_auto, sizes_of
+from kvgate.edge.upstreams import discovery
+from kvgate.edge.upstreams.discovery import Found, Given, Level, pool_fetch
+from kvgate.edge.upstreams.drift import Drift
+from kvgate.edge.upstreams.upstream import Upstream, engine_name, fraction_of, is_auto, sizes_of
 
 _log = logging.getLogger("kvgate.upstream")
 

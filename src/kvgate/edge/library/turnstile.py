@@ -16,7 +16,7 @@ from typing import Generic, TypeVar
 from kvgate.core.gate import Gate
 from kvgate.core.records import Ask, Ending, Granted, Key, PoolFacts, Queued, Reason, Refused, Seconds
 from kvgate.edge import clock
-from kvgate.edge.bells import Bell
+from kvgate.edge.library.bells import Bell
 
 B = TypeVar("B", bound=Bell)
 

@@ -22,7 +22,7 @@ from prometheus_client.registry import Collector
 
 from kvgate.core.records import Ending, Reason
 from kvgate.edge import clock
-from kvgate.edge.histogram import Histogram
+from kvgate.edge.observing.histogram import Histogram
 
 _log = logging.getLogger("kvgate.telemetry")
 

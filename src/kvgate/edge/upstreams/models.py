@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-from kvgate.edge.upstream import Upstream
+from kvgate.edge.upstreams.upstream import Upstream
 
 PATH = b"/v1/models"
 

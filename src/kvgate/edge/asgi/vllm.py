@@ -20,11 +20,11 @@ from typing import Any, TypeAlias
 
 from kvgate.core.geometry import Serving, UnknownGeometry, from_config, layout_for
 from kvgate.core.records import CapRules, PoolFacts
-from kvgate.edge.admission import Admission
 from kvgate.edge.asgi.counting import CountRefused
 from kvgate.edge.asgi.messages import Headers, Message, Receive, Send, respond
 from kvgate.edge.asgi.middleware import AdmissionMiddleware, App
 from kvgate.edge.asgi.routes import Scope
+from kvgate.edge.library.admission import Admission
 from kvgate.wire.dialects.shape import RequestShape, whole_context
 from kvgate.wire.engines import CountCall, NoCount
 from kvgate.wire.engines.vllm import VLLM

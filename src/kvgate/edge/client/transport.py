@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import tenacity
 
-from kvgate.edge.client_advice import Advice, advice, cap_that_fits, with_cap
+from kvgate.edge.client.advice import Advice, advice, cap_that_fits, with_cap
 
 if TYPE_CHECKING:
     import httpx

@@ -12,13 +12,13 @@ import asyncio
 from collections import Counter as Tally
 from typing import Any
 
-from kvgate.edge.counted import Answer, Counted, Counting, CountRefused, Outcome
-from kvgate.edge.engine_count import EngineCounts
-from kvgate.edge.local_count import count_shape, refuse_own_prompts, source_of
-from kvgate.edge.off_loop import ProcessCounter, ThreadCounter
+from kvgate.edge.counting.counted import Answer, Counted, Counting, CountRefused, Outcome
+from kvgate.edge.counting.engine_count import EngineCounts
+from kvgate.edge.counting.local_count import count_shape, refuse_own_prompts, source_of
+from kvgate.edge.counting.off_loop import ProcessCounter, ThreadCounter
+from kvgate.edge.counting.trust import Trust
 from kvgate.edge.relay.heads import Headers
 from kvgate.edge.relay.pool import EnginePool
-from kvgate.edge.trust import Trust
 from kvgate.tokens import CannotCount, PromptCounter
 from kvgate.wire.dialects.shape import RequestShape
 from kvgate.wire.engines import CountPlan, Engine

@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from kvgate.edge.client_transport import PATIENT, AsyncRetryTransport, Retries, RetryTransport
+from kvgate.edge.client.transport import PATIENT, AsyncRetryTransport, Retries, RetryTransport
 
 if TYPE_CHECKING:
     import anthropic

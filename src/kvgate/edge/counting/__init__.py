@@ -1,0 +1,1 @@
+"""Prompt tokens of a request: `counter` chooses the source, the others are the sources."""

@@ -1,0 +1,1 @@
+"""What the gateway shows of itself, and what it costs to look."""
