@@ -136,6 +136,7 @@ async def before(
         listen_port=0,
         abort_grace=0.0,
         drain_timeout=0.0,
+        max_wait=0.0,
         watch_engine_metrics=False,
     )
     gateway = Gateway(replace(chosen, **settings))

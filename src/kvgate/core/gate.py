@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import TypeAlias
 
 from kvgate.core.accounts import Account, Waiter
 from kvgate.core.figures import figures
@@ -35,6 +36,8 @@ from kvgate.core.records import (
     Refused,
     Seconds,
 )
+
+Charge: TypeAlias = tuple[int, int]  # blocks and sequences
 
 # Waiters are small (under 1 KiB), but an endless line only turns refusals into time-outs.
 LINE_LIMIT = 1024
@@ -85,7 +88,7 @@ class Gate:
         if self._is_let_by(passed, ask) and self._may_go(ask, priced, blocks, seqs, since, now):
             for waiter in passed:
                 waiter.passes += 1
-            return self._grant(self.ledger.new_key(), ask, priced, blocks, seqs, since, now, now)
+            return self._grant(self.ledger.new_key(), ask, priced, (blocks, seqs), since, now, now)
         if ask.max_wait <= 0:
             return self._refuse(self._why_not(ask, blocks), ask, now, place=kept)
         if not self.line.has_room_for(ask, blocks):
@@ -222,16 +225,9 @@ class Gate:
         return self.forecast.room_in(int(before) + blocks - self.ledger.free_blocks, now)
 
     def _grant(
-        self,
-        key: Key,
-        ask: Ask,
-        priced: Price,
-        blocks: int,
-        seqs: int,
-        since: Seconds,
-        joined: Seconds,
-        now: Seconds,
+        self, key: Key, ask: Ask, priced: Price, charge: Charge, since: Seconds, joined: Seconds, now: Seconds
     ) -> Granted:
+        blocks, seqs = charge
         favoured = self.places.favoured(now)
         if favoured is not None and since > favoured.since:
             favoured.passes += not self.ledger.fits(blocks + favoured.blocks, seqs + favoured.seqs)
@@ -257,7 +253,7 @@ class Gate:
             assert chosen is not None
             line.leave(chosen.key)
             w = chosen
-            answers.append(self._grant(w.key, w.ask, w.price, w.blocks, w.seqs, w.place, w.joined, now))
+            answers.append(self._grant(w.key, w.ask, w.price, (w.blocks, w.seqs), w.place, w.joined, now))
         return answers
 
     def _waiter_may_go(self, w: Waiter, now: Seconds) -> bool:

@@ -1,8 +1,8 @@
 """The process that counts long prompts where the tokenizer would hold up the gateway's own.
 
 `python -m kvgate.edge.counting.count_child OPTIONS`: reads jobs from its standard input and writes
-their counts to its standard output, one at a time, until the input ends. Each frame is four bytes of length and a
-marshalled value. It serves nobody but the gateway that started it.
+their counts to its standard output, one at a time, until the input ends. Each frame is four bytes of
+length and a marshalled value. It serves nobody but the gateway that started it.
 """
 
 from __future__ import annotations
