@@ -100,13 +100,12 @@ def test_the_commands_of_the_readme_are_targets_of_the_makefile() -> None:
         assert named <= targets, document.name
 
 
-def test_the_python_of_the_readme_runs_and_is_admitted_as_it_says() -> None:
+def test_the_python_of_the_readme_runs_and_prints_what_it_says(capsys: pytest.CaptureFixture[str]) -> None:
     (code,) = re.findall(r"```python\n(.*?)```", read("README.md"), re.S)
     names: dict[str, Any] = {}
     exec(compile(code, "README.md", "exec"), names)
-    assert isinstance(names["answer"], Granted)
-    assert names["answer"].blocks == 670
-    assert names["gate"].ledger.reserved_blocks == 0
+    (said,) = re.findall(r"^print\(.*\)  # (.*)$", code, re.M)
+    assert capsys.readouterr().out.strip() == said
 
 
 @pytest.mark.parametrize(("name", "language"), [("README.md", "http"), ("docs/refusals.md", "json")])
