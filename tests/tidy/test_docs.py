@@ -93,10 +93,10 @@ def test_the_readme_begins_with_the_two_commands_and_is_short() -> None:
 
 
 def test_the_commands_of_the_readme_are_targets_of_the_makefile() -> None:
-    targets = set(re.findall(r"^([a-z]+):.*## ", read("Makefile"), re.M))
+    targets = set(re.findall(r"^([a-z-]+):.*## ", read("Makefile"), re.M))
     assert {"demo", "serve", "test", "lint", "bench", "clean", "help"} <= targets
     for document in DOCUMENTS:
-        named = set(re.findall(r"(?:^\$ |`)make ([a-z]+)", document.read_text("utf-8"), re.M))
+        named = set(re.findall(r"(?:^\$ |`)make ([a-z-]+)", document.read_text("utf-8"), re.M))
         assert named <= targets, document.name
 
 
