@@ -60,7 +60,7 @@ def test_chats_count_like_the_counting_endpoint_and_the_usage(
 ) -> None:
     wrong, compared = [], 0
     # The text-only model has no token for images; a tokenizer.json of the larger ones has.
-    specials = ["<start_of_turn>", "<end_of_turn>", "<bos>", "<eos>", "<pad>", "<unused7>"]
+    specials = ["<start_of_turn>", "<end_of_turn>", "<bos>", "<eos>", "<unused7>", "<image_soft_token>"]
     for number, body in enumerate(requests(SEED, REQUESTS, specials, roles_alternate=True)):
         try:
             counted, _ = ours(counter, "/v1/chat/completions", body)
@@ -78,13 +78,15 @@ def test_chats_count_like_the_counting_endpoint_and_the_usage(
             wrong.append((number, counted, truths))
 
     assert not wrong, f"seed {SEED}"
-    assert compared > REQUESTS / 3
+    assert compared > REQUESTS / 5
 
 
 def test_completions_count_like_the_usage(engine: httpx.Client, counter: PromptCounter) -> None:
+    with pytest.raises(CannotCount):
+        ours(counter, "/v1/completions", {"prompt": "hi <image_soft_token>", "max_tokens": 1})
     for prompt in (
         "hello world",
-        "今天天气 <start_of_turn>user\nhi<end_of_turn>",
+        "今天天气 <start_of>user\nhi",
         "x" * 600,
         "e\u0301 👩‍👩‍👧",
         " a  b",

@@ -114,6 +114,10 @@ class PromptCounter:
             return None
         return limits.least(text), limits.most(text) + self._around
 
+    def spells_special(self, text: str) -> bool:
+        """Whether the text may spell out a special token, which not every engine has in its vocabulary."""
+        return self._files.specials.are_in(text)
+
     @property
     def directory(self) -> Path:
         """Where the model's files are."""

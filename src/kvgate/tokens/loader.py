@@ -21,6 +21,7 @@ from kvgate.tokens.bounds import Bounds
 from kvgate.tokens.images import ImageRule, image_rule
 from kvgate.tokens.records import BadTokenizer
 from kvgate.tokens.separators import AddedToken
+from kvgate.tokens.specials import Specials
 from kvgate.tokens.template import ChatTemplate
 
 _CONVERT = (
@@ -36,6 +37,7 @@ class ModelFiles:
     path: Path
     reference: Tokenizer
     added: tuple[AddedToken, ...]
+    specials: Specials
     template: ChatTemplate | None
     special_tokens: dict[str, str]
     image_rule: ImageRule | None
@@ -89,6 +91,7 @@ def load_files(
             )
             for token in reference.get_added_tokens_decoder().values()
         ),
+        specials=Specials(t.content for t in reference.get_added_tokens_decoder().values() if t.special),
         template=None if source is None else ChatTemplate(source, specials, now, wants_parts),
         special_tokens=specials,
         image_rule=image_rule(_json(root / "config.json"), _json(root / "preprocessor_config.json")),

@@ -7,6 +7,9 @@ way than the model's template. Pure CPU and synchronous; `off_loop` calls it whe
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 from kvgate.tokens import BadTokenizer, CannotCount, Count, PromptCounter, load
 from kvgate.wire.dialects.shape import Api, Conversation, Mixed, Part, RequestShape
 
@@ -28,6 +31,8 @@ def tokenizer_for(engine: str, directory: str | None) -> PromptCounter | None:
 
 def refuse_own_prompts(engine: str, shape: RequestShape, counter: PromptCounter) -> None:
     """Raises `CannotCount` where `engine` does not use the model's template for this request."""
+    if engine == "llamacpp" and any(counter.spells_special(text) for text in _texts(shape.parts)):
+        raise CannotCount("the text spells out a special token, which llama.cpp's vocabulary may lack")
     if not shape.is_chat:
         return
     if shape.api is not Api.CHAT:
@@ -46,6 +51,25 @@ def refuse_own_prompts(engine: str, shape: RequestShape, counter: PromptCounter)
             or any("tool_calls" in message or message["role"] == "tool" for message in part.messages)
         ):
             raise CannotCount("llama.cpp writes tools, formats and media into the prompt by itself")
+
+
+def _texts(parts: tuple[Part, ...]) -> Iterator[str]:
+    """What the client wrote, wherever it stands."""
+    for part in parts:
+        if isinstance(part, str):
+            yield part
+        elif isinstance(part, Mixed):
+            yield from _texts(part.pieces)
+        elif isinstance(part, Conversation):
+            yield from _strings(part.messages)
+
+
+def _strings(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from _strings(each)
 
 
 def count_shape(
