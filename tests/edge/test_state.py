@@ -95,6 +95,7 @@ async def running(
         "upstreams": at(f"http://127.0.0.1:{upstream.port}"),
         "listen_port": 0,
         "abort_grace": 0.05,
+        "max_wait": 0.0,
         "drain_timeout": 0.2,
         "allow_paths": ("/echo",),
     }

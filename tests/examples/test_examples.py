@@ -46,6 +46,7 @@ async def running_gateway() -> AsyncIterator[Gateway]:
             engine="llamacpp",
             listen_port=0,
             abort_grace=0.05,
+            max_wait=0.0,
             drain_timeout=0.0,
         )
         gateway = Gateway(settings, FACTS)
