@@ -1,5 +1,5 @@
 """Public: `vllm serve MODEL --middleware kvgate.vllm.Middleware` (docs/fronts.md). The code is in
-`edge.vllm`."""
+`edge.asgi.vllm`."""
 
 from kvgate.edge.asgi.vllm import Middleware
 

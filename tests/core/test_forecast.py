@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvgate.core.forecast import (
+    COLD_LIFE_MAX,
     OVERDUE_SHARE,
     PROMISE_GAP,
     RETRY_MAX,
@@ -23,7 +24,9 @@ from kvgate.core.records import Ask, Ending, Granted, PoolFacts, Refused
 def forecast_of(*live: tuple[float, int, int]) -> Forecast:
     """Reservations as (started, output cap, blocks), at 1 s a token so that figures are plain."""
     forecast = Forecast()
-    forecast.seconds_per_cap_token = 1.0
+    forecast.started(-1, 1, 0, 0.0)
+    forecast.ended(-1, 1.0, learn=True)
+    assert forecast.seconds_per_cap_token == 1.0
     for key, (started, cap, blocks) in enumerate(live):
         forecast.started(key, cap, blocks, started)
     return forecast
@@ -92,6 +95,54 @@ def test_an_answer_that_was_cut_short_teaches_nothing(ending: Ending) -> None:
     assert isinstance(granted, Granted)
     gate.ended(granted.key, ending, now=0.001)
     assert gate.forecast.seconds_per_cap_token == SECONDS_PER_TOKEN_COLD
+
+
+def test_before_the_first_answer_a_large_cap_sends_nobody_away_for_minutes() -> None:
+    forecast = Forecast()
+    forecast.started(1, 32_000, 10, now=0.0)
+    assert forecast.slot(10, 10, now=0.0, draw=0.0) == COLD_LIFE_MAX
+    # One that has grown old is expected to grow older.
+    assert forecast.room_in(10, now=40.0) == 40.0 * OVERDUE_SHARE
+
+
+def test_a_late_moment_promised_on_a_wrong_guess_does_not_send_others_behind_it() -> None:
+    forecast = Forecast()
+    forecast.started(1, 400, 10, now=0.0)
+    late = [forecast.slot(10, 10, now=0.0, draw=0.0) for _ in range(10)]
+    assert late == pytest.approx([COLD_LIFE_MAX * n for n in range(1, 11)])
+    forecast.ended(1, 0.5, learn=True)
+    forecast.started(2, 400, 10, now=0.5)
+    waits = [forecast.slot(10, 10, now=0.5, draw=0.0) for _ in range(12)]
+    # One each half second from 1 s on, except where somebody was promised the room before.
+    assert waits[2:6] == pytest.approx([1.5, 2.0, 2.5, 3.0])
+    assert max(waits) < 12 / 2 + len(late)
+    assert waits == sorted(set(waits))
+
+
+def test_what_is_told_does_not_depend_on_what_was_asked_before_and_has_changed() -> None:
+    """The sums that are kept between questions are those that a new forecast would make."""
+    rng = random.Random(5)
+    kept, live = Forecast(), dict[int, tuple[float, int]]()
+    now = 0.0
+    for key in range(400):
+        now += rng.random()
+        if live and rng.random() < 0.5:
+            kept.ended(ended := rng.choice(list(live)), now, learn=False)
+            del live[ended]
+        elif live and rng.random() < 0.3:
+            settled = rng.choice(list(live))
+            live[settled] = live[settled][0], live[settled][1] // 2
+            kept.settled(settled, live[settled][1])
+        else:
+            kept.started(key, 4000, blocks := rng.randrange(1, 50), now)
+            live[key] = now, blocks
+        asked = rng.randrange(1, 300)
+        fresh = Forecast()
+        for other, (start, blocks) in live.items():
+            fresh.started(other, 4000, blocks, start)
+        # Those that are overdue are expected anew when they are looked at, and so are not compared.
+        if all(start + COLD_LIFE_MAX > now for start, _ in live.values()):
+            assert kept.room_in(asked, now) == fresh.room_in(asked, now)
 
 
 lives = st.lists(st.tuples(st.floats(0, 100), st.integers(1, 5000), st.integers(0, 100)), max_size=10)

@@ -23,7 +23,7 @@ def state(gate: Gate) -> object:
             (ledger.double_releases, ledger._next),
             list(gate.line),
             gate.line.blocks,
-            (forecast._live, forecast._promises, forecast.seconds_per_cap_token),
+            (forecast._live, forecast._promised, forecast.seconds_per_cap_token),
             (gate.admissions, gate.refusals, gate.releases),
         )
     )

@@ -279,6 +279,7 @@ class Running:
 
     def __init__(self, server: str, app: str, *extra: str, waits: bool = True, **environment: str) -> None:
         self.port = free_port()
+        self.app = app
         target = f"asgi_servers:{app}"
         at = ["--host", "127.0.0.1", "--port", str(self.port)]
         commands = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
 import pytest
 
@@ -122,5 +123,27 @@ def test_ending_a_reservation_again_changes_nothing_and_is_counted(times: int) -
             keeper.ended(granted(first).key, Ending.COMPLETED)
 
         assert (0, times - 1) == (keeper.gate.ledger.reserved_blocks, keeper.gate.ledger.double_releases)
+
+    in_a_loop(body)
+
+
+def test_who_asks_is_worked_out_only_where_it_is_not_let_in_at_once() -> None:
+    async def body(keeper: Gatekeeper) -> None:
+        worked_out: list[Ask] = []
+
+        def in_full(ask: Ask) -> Ask:
+            worked_out.append(ask)
+            return replace(ask, max_wait=0.0, identity=7)
+
+        first: Answers = []
+        second: Answers = []
+        keeper.ask(WHOLE, first.append, in_full)
+        assert worked_out == []
+        assert keeper.ask(WHOLE, second.append, in_full) is None
+
+        assert worked_out == [WHOLE]
+        assert isinstance(second[0], Refused)
+        assert len(keeper.gate.places) == 1
+        keeper.ended(granted(first).key, Ending.COMPLETED)
 
     in_a_loop(body)

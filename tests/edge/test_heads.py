@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from kvgate.edge.relay.heads import request_head, response_head
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvgate.edge.relay import heads
+from kvgate.edge.relay.heads import Fields, Headers, request_head, response_head
 
 
 def head(headers: list[tuple[bytes, bytes]], drop: frozenset[bytes] = frozenset()) -> bytes:
@@ -76,3 +80,31 @@ def test_a_plain_answer_gets_nothing_but_what_is_added() -> None:
         response_head(200, b"OK", [(b"A", b"b"), (b"Connection", b"keep-alive")], b"f: 1\r\n", b"x: 2\r\n")
         == b"HTTP/1.1 200 OK\r\nA: b\r\nf: 1\r\nx: 2\r\n\r\n"
     )
+
+
+NAMES = st.sampled_from(
+    [b"a", b"A", b"x-%b", b"Connection", b"connection", b"Via", b"X-Forwarded-For", b"TE", b"host", b"named"]
+)
+VALUES = st.sampled_from([b"", b"v", b"%d", b"keep-alive", b"Close", b"named", b"keep-alive, a", b"te"])
+DROPS = st.sampled_from([frozenset[bytes](), frozenset({b"a"}), frozenset({b"x-%b", b"named"})])
+
+
+@given(st.lists(st.tuples(NAMES, VALUES), max_size=6), DROPS)
+def test_a_remembered_form_writes_what_a_look_at_each_line_writes(
+    headers: Headers, drop: frozenset[bytes]
+) -> None:
+    dropped = heads._REMADE | drop
+    expected = heads._looked_at(headers, dropped)
+    assert heads._relayed(headers, dropped) == expected
+    assert heads._relayed(Fields(headers), dropped) == expected
+
+
+@given(st.integers(0, 200), st.integers(0, 200))
+def test_names_that_are_many_or_long_are_not_kept(count: int, length: int) -> None:
+    headers = [(b"n%d" % index + b"x" * length, b"v") for index in range(count)]
+    heads._remembered.cache_clear()
+    names, values = heads.named(headers)
+    assert names.size == sum(len(name) for name, _ in headers)
+    assert len(values) == count
+    kept = count <= 64 and names.size <= 2048
+    assert heads._remembered.cache_info().currsize == kept

@@ -263,7 +263,7 @@ DRIVES: dict[Move, tuple[Drive, dict[str, Any]]] = {
     (S.COUNTING, S.RELEASED): (no_count, {}),
     (S.COUNTED, S.ADMITTED): (token_ids, {}),
     (S.COUNTED, S.WAITING): (a_waiter_that_gets_room, {"max_wait": 10.0}),
-    (S.COUNTED, S.RELEASED): (no_room, {}),
+    (S.COUNTED, S.RELEASED): (no_room, {"max_wait": 0.0}),
     (S.WAITING, S.ADMITTED): (a_waiter_that_gets_room, {"max_wait": 10.0}),
     (S.WAITING, S.RELEASED): (a_waiter_that_leaves, {"max_wait": 10.0}),
     (S.ADMITTED, S.CONNECTING): (no_engine, {}),

@@ -161,12 +161,14 @@ def test_a_keys_file_that_cannot_be_used_is_an_error(tmp_path: Path) -> None:
 
 def test_names_in_the_metrics_are_bounded() -> None:
     labels = Labels(["acme"])
-    shown = [labels.of(Tenant(f"key-{n}")) for n in range(3 * LABELS_MAX)]
+    shown = [labels.of(f"key-{n}") for n in range(3 * LABELS_MAX)]
     assert shown[:2] == ["key-0", "key-1"]
     assert set(shown[LABELS_MAX:]) == {OTHER}
-    assert labels.of(Tenant("key-0")) == "key-0"
-    assert labels.of(Tenant("acme")) == "acme"
-    assert Labels().of(ANYONE) == "default"
+    assert labels.of("key-0") == "key-0"
+    assert labels.of("acme") == "acme"
+    assert Labels().of("") == "default"
+    labels.know(["late"])
+    assert labels.of("late") == "late"
 
 
 def test_a_request_without_a_key_has_no_hash() -> None:

@@ -21,6 +21,13 @@ START_SECONDS = 300
 KEY = "secret-of-the-test"
 SERVER = ("-m", "vllm.entrypoints.openai.api_server", "--model")
 COMMAND = (str(Path(__file__).with_name("vllm_command.py")), "serve")  # starts several API servers
+# The example takes a model and nothing else; the options of a small one come by the environment.
+RUN_EXAMPLE = """
+import os, sys
+os.environ["TEST_OPTIONS"] = " ".join(sys.argv[3:])
+os.execvp("sh", ["sh", sys.argv[1], sys.argv[2]])
+"""
+EXAMPLE = ("-c", RUN_EXAMPLE, str(Path(__file__).parents[2] / "examples" / "vllm_middleware.sh"))
 SOURCES = Path(__file__).parents[2] / "src"
 
 
@@ -32,7 +39,7 @@ def server(folder: Path, *options: str, module: Sequence[str] = SERVER, **enviro
             [python, str(Path(__file__).with_name("make_model.py")), str(folder / "model")], check=True
         )
     settings = os.environ | {"HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1"} | environment
-    settings["PYTHONPATH"] = str(SOURCES)
+    settings["PYTHONPATH"] = f"{SOURCES}:{Path(__file__).parent}"
     log_path = folder / f"log-{port}"
     with log_path.open("wb") as log:
         process = subprocess.Popen(
@@ -147,3 +154,21 @@ def test_two_api_servers_each_have_half_of_the_pool(folder: Path) -> None:
         answer = httpx.post(f"{url}/v1/completions", json=body(prompt="x", max_tokens=4000), timeout=120)
     assert (answer.status_code, answer.json()["error"]["code"]) == (413, "kv_capacity_exceeded")
     assert answer.json()["error"]["usable_tokens"] == 27 * 128
+
+
+def test_the_example_starts_a_vllm_that_admits(folder: Path, tmp_path: Path) -> None:
+    """Its `vllm` is this test's: the same, with a small model's options behind what the example gives."""
+    command = tmp_path / "vllm"
+    command.write_text(f'#!/bin/sh\nexec "$KVGATE_VLLM_PYTHON" {COMMAND[0]} "$@" $TEST_OPTIONS\n')
+    command.chmod(0o755)
+    with server(folder, module=EXAMPLE, PATH=f"{tmp_path}:{os.environ['PATH']}") as url:
+        answer = httpx.post(f"{url}/v1/completions", json=body(prompt="x", max_tokens=5), timeout=120)
+    assert (answer.status_code, answer.headers["x-kvgate-output-cap"]) == (200, "5")
+
+
+def test_a_model_that_cannot_be_priced_ends_the_server_at_its_start_with_the_reason(folder: Path) -> None:
+    started = time.monotonic()
+    with pytest.raises(AssertionError) as ended, server(folder, "--middleware", "unknown_model.Middleware"):
+        pass
+    assert "kvgate cannot tell what a request of this model holds" in str(ended.value)
+    assert time.monotonic() - started < START_SECONDS

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 from bodies import CAP, cap_path, endpoints, generating, raw, sample, with_value
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kvgate.wire.body import BadBody
+from kvgate.wire.dialects.chats import media_in
 from kvgate.wire.dialects.ollama import in_exact_letters
 from kvgate.wire.dialects.shape import (
     Api,
@@ -201,7 +202,8 @@ def test_a_nested_key_that_appears_twice_is_refused(engine: str, path: str, rout
 
 
 @everywhere
-@settings(max_examples=20)
+# Bodies are drawn of all fields, which a busy machine takes its time for.
+@settings(max_examples=20, suppress_health_check=[HealthCheck.too_slow])
 @given(fields=LIKELY, data=st.data())
 def test_nothing_but_a_bad_body_is_raised_and_only_caps_change(
     engine: str, path: str, route: Route, fields: dict[str, Any], data: st.DataObject
@@ -468,3 +470,8 @@ def test_letters_are_looked_at_after_the_body_is_read() -> None:
 def test_a_hidden_prompt_is_told_apart_from_an_empty_one() -> None:
     assert read("ollama", "/api/chat", messages=[]).unseen is None
     assert isinstance(read("ollama", "/api/generate", context=[5]).parts[0], Unseen)
+
+
+@pytest.mark.parametrize("named", [[], {}, 1, None, "image_url"])
+def test_a_part_of_no_known_kind_is_media_and_no_error(named: Any) -> None:
+    assert media_in([{"type": named}, {"type": "text", "text": "a"}]) == 1

@@ -5,17 +5,18 @@ like it (`lifetimes`: same tenant and size of cap, else same size of cap, else a
 has reached. While too little is known, at `output cap x seconds per cap token`, a factor learned
 from the first answers. *Surely*: at the cap, at the slowest pace that was seen lately.
 
-Room for s blocks is expected when enough has ended for s and for all who were told to come back
-before: they stand in a line of promises, each until its moment has passed. So refused clients do
-not all come back at once, and one that comes back and is refused again does not count twice.
+Room for s blocks is expected at the first moment by which enough has ended for s and for all who
+were told to come back until then: each promise stands until its moment has passed. So refused
+clients do not all come back at once, one that comes back and is refused again does not count twice,
+and a late moment promised on a wrong guess does not send later clients behind it.
 
 Whole-second headers and their limits belong to `wire`; this file deals in seconds.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
-from heapq import heappop, heappush
+from bisect import bisect_left, bisect_right, insort
+from functools import lru_cache
 from typing import NamedTuple
 
 from kvgate.core.lifetimes import Lifetimes
@@ -23,6 +24,10 @@ from kvgate.core.records import Key, Seconds
 
 # Before the first answer completes: 50 tokens/s a stream, a common speed of engines under load.
 SECONDS_PER_TOKEN_COLD = 0.02
+# And no answer is expected to last longer than this then: most caps are far above what is used, and a
+# client sent away for a minute on a guess is not there when the engine turns out to be fast. Longer
+# ones are expected anew as they grow older.
+COLD_LIFE_MAX: Seconds = 4.0
 # Weight of the newest answer, once there are ten: about 20 answers make up the memory.
 LEARNING_RATE = 0.1
 # How fast the slowest pace seen is forgotten.
@@ -43,8 +48,8 @@ RETRY_MIN: Seconds = 1.0
 RETRY_MAX: Seconds = 60.0
 # Between two promised moments, where room for both comes at once: 20 clients a second.
 PROMISE_GAP: Seconds = 0.05
-# Promises remembered at once; those who hammer cannot grow the list without end.
-PROMISES_MAX = 4096
+# Promises are remembered by the second, so those who hammer cannot make them grow without end.
+SECONDS_KEPT = int(RETRY_MAX) + 2
 # Curves kept at once: 64 tenants with a dozen sizes of cap each.
 CURVES_MAX = 768
 
@@ -64,12 +69,13 @@ class Forecast:
         "_basis",
         "_curves",
         "_ends",
+        "_first_second",
+        "_freed",
         "_held",
         "_latest",
         "_learned",
         "_live",
-        "_promised_blocks",
-        "_promises",
+        "_promised",
         "seconds_per_cap_token",
         "slowest_token",
     )
@@ -82,10 +88,11 @@ class Forecast:
         self._curves: dict[tuple[str, int], Lifetimes] = {}
         self._live: dict[Key, _Live] = {}
         self._ends: list[tuple[Seconds, Key]] = []  # in order
+        self._freed: list[int] = []  # blocks of all up to each of the first of them, as far as asked
         self._held = 0  # blocks of all that is live
-        self._promises: list[tuple[Seconds, int]] = []  # a heap of (moment, blocks)
-        self._promised_blocks = 0
-        self._latest: Seconds = 0.0
+        self._first_second = 0  # that the two lists below begin with
+        self._promised = [0] * SECONDS_KEPT  # blocks, by second
+        self._latest = [0.0] * SECONDS_KEPT  # the latest moment in it, before chance was added
 
     # --- what happens
 
@@ -97,7 +104,9 @@ class Forecast:
         life = self.expected_life(output_cap, tenant)
         end = now + life
         self._live[key] = _Live(now, output_cap, blocks, tenant, end)
-        insort(self._ends, (end, key))
+        at = bisect_left(self._ends, (end, key))
+        self._ends.insert(at, (end, key))
+        del self._freed[at:]
         self._held += blocks
         return life
 
@@ -105,6 +114,7 @@ class Forecast:
         """It holds fewer blocks now, so that fewer will come free at its end."""
         live = self._live[key]
         self._live[key] = live._replace(blocks=blocks)
+        del self._freed[bisect_left(self._ends, (live.end, key)) :]
         self._held += blocks - live.blocks
 
     def ended(self, key: Key, now: Seconds, *, learn: bool, tokens: int | None = None) -> None:
@@ -112,19 +122,23 @@ class Forecast:
         live = self._live.pop(key, None)
         if live is None:
             return
-        del self._ends[bisect_left(self._ends, (live.end, key))]
-        self._held -= live.blocks
-        age = max(0.0, now - live.start)
-        for at in _curve_names(live.tenant, live.cap):
+        start, cap, blocks, tenant, end = live
+        place = bisect_left(self._ends, (end, key))
+        del self._ends[place], self._freed[place:]
+        self._held -= blocks
+        age = now - start if now > start else 0.0
+        for at in _curve_names(tenant, cap.bit_length()):
             curve = self._curves.get(at)
             if curve is None:
                 if len(self._curves) >= CURVES_MAX:
                     continue
                 curve = self._curves[at] = Lifetimes(PROBABLE)
             curve.observe(age, completed=learn)
-        if not learn:
-            return
-        sample = age / max(1, live.cap)
+        if learn:
+            self._learn(age, cap, tokens)
+
+    def _learn(self, age: Seconds, cap: int, tokens: int | None) -> None:
+        sample = age / (cap or 1)
         self._learned += 1
         rate = max(LEARNING_RATE, 1 / self._learned)
         self.seconds_per_cap_token += rate * (sample - self.seconds_per_cap_token)
@@ -132,7 +146,7 @@ class Forecast:
         if self._learned == 1:
             self.slowest_token = pace
         self.slowest_token = max(pace, self.slowest_token + SLOWEST_DECAY * (pace - self.slowest_token))
-        if abs(self.seconds_per_cap_token - self._basis) > REFRESH_SHARE * self._basis:
+        if self._learned == 1 or abs(self.seconds_per_cap_token - self._basis) > REFRESH_SHARE * self._basis:
             self._expect_anew()
 
     # --- what is expected
@@ -144,16 +158,18 @@ class Forecast:
 
     def expected_life(self, output_cap: int, tenant: str = "", age: Seconds = 0.0) -> Seconds:
         """The age by which such an answer has probably ended, if it has reached `age` already."""
-        for at in _curve_names(tenant, output_cap):
+        for at in _curve_names(tenant, output_cap.bit_length()):
             curve = self._curves.get(at)
             if curve is not None and (life := curve.end_given(age)) is not None:
                 # An edge of a bin may lie a little before the age itself.
                 return max(life, age)
         life = output_cap * self.seconds_per_cap_token
+        if not self._learned:
+            life = min(life, COLD_LIFE_MAX)
         return life if life > age else age * (1 + OVERDUE_SHARE)
 
     def room_in(self, blocks: int, now: Seconds) -> Seconds:
-        """Seconds until `blocks` more have probably come free; O(those that end before).
+        """Seconds until `blocks` more have probably come free; O(those that end before), once.
 
         More than is live comes free in later rounds, each as long as the last expected end.
         """
@@ -162,12 +178,10 @@ class Forecast:
         self._move_overdue(now)
         rounds, rest = divmod(blocks - 1, self._held)
         wait = rounds * max(0.0, self._ends[-1][0] - now)
-        freed = 0
-        for end, key in self._ends:
-            freed += self._live[key].blocks
-            if freed > rest:
-                return wait + max(0.0, end - now)
-        raise AssertionError("the rest is smaller than what is held")
+        freed = self._freed
+        while not freed or freed[-1] <= rest:
+            freed.append((freed[-1] if freed else 0) + self._live[self._ends[len(freed)][1]].blocks)
+        return wait + max(0.0, self._ends[bisect_right(freed, rest)][0] - now)
 
     def room_surely_in(self, blocks: int, now: Seconds) -> Seconds:
         """Seconds until `blocks` more are free even if every answer goes on to its cap; O(live log live).
@@ -192,16 +206,11 @@ class Forecast:
         `short`: blocks missing now. `draw` in [0, 1) adds up to half of the time that the client's
         own blocks take to come free, so the answer is never earlier than the forecast.
         """
-        while self._promises and self._promises[0][0] <= now:
-            self._promised_blocks -= heappop(self._promises)[1]
-        room = self.room_in(short + self._promised_blocks, now)
-        start = max(RETRY_MIN, room, self._latest + PROMISE_GAP - now)
+        start = self._gap(short, now)
         wait = start + draw * max(blocks * self._seconds_per_block(now) / 2, 0.25)
         if wait < RETRY_MAX:
-            self._latest = now + start
-            if len(self._promises) < PROMISES_MAX:
-                heappush(self._promises, (now + wait, blocks))
-                self._promised_blocks += blocks
+            self._latest[int(now + start) - self._first_second] = now + start
+            self._promised[int(now + wait) - self._first_second] += blocks
             return wait
         # What lies beyond the longest wait cannot be promised; those clients spread over the last
         # stretch instead of being given one common moment, still not before room is expected.
@@ -209,9 +218,37 @@ class Forecast:
         earliest = RETRY_MAX * 0.75 if own >= RETRY_MAX else max(RETRY_MAX * 0.75, own)
         return earliest + (RETRY_MAX - earliest) * draw
 
+    def _gap(self, short: int, now: Seconds) -> Seconds:
+        """Seconds until there is room for `short` blocks beside what was promised until then."""
+        self._forget_promises_before(int(now))
+        start = max(RETRY_MIN, self.room_in(short, now))
+        wanted, counted = short, 0
+        while start < RETRY_MAX:
+            at = int(now + start) - self._first_second
+            more = sum(self._promised[counted : at + 1])
+            counted = at + 1
+            if more:
+                wanted += more
+                start = max(start, self.room_in(wanted, now))
+            if self._latest[at]:
+                start = max(start, self._latest[at] + PROMISE_GAP - now)
+            if now + start < self._first_second + counted:
+                break
+        return start
+
+    def _forget_promises_before(self, second: int) -> None:
+        passed = min(second - self._first_second, SECONDS_KEPT)
+        if passed > 0:
+            self._first_second = second
+            for kept in (self._promised, self._latest):
+                del kept[:passed]
+                kept.extend([0] * passed)
+
     def _move_overdue(self, now: Seconds) -> None:
         """Those that should have ended are expected anew, given the age they have reached."""
         ends = self._ends
+        if ends and ends[0][0] <= now:
+            self._freed.clear()
         while ends and ends[0][0] <= now:
             key = ends.pop(0)[1]
             live = self._live[key]
@@ -227,6 +264,7 @@ class Forecast:
         for key, live in self._live.items():
             end = live.start + self.expected_life(live.cap, live.tenant)
             self._live[key] = live._replace(end=end)
+        self._freed.clear()
         self._ends = sorted((live.end, key) for key, live in self._live.items())
 
     def _seconds_per_block(self, now: Seconds) -> Seconds:
@@ -234,7 +272,7 @@ class Forecast:
         return max(0.0, self._ends[-1][0] - now) / self._held if self._held else 0.0
 
 
-def _curve_names(tenant: str, cap: int) -> tuple[tuple[str, int], ...]:
-    """The curves that an answer belongs to, the most alike first."""
-    size = cap.bit_length()
+@lru_cache(CURVES_MAX)
+def _curve_names(tenant: str, size: int) -> tuple[tuple[str, int], ...]:
+    """The curves that an answer belongs to, the most alike first. `size`: bits of its cap."""
     return ((tenant, size), ("", size), ("", 0)) if tenant else (("", size), ("", 0))

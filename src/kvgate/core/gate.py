@@ -24,18 +24,7 @@ from kvgate.core.line import PASSES_MAX, Line
 from kvgate.core.places import Place, Places
 from kvgate.core.policy import Policy, worst_case
 from kvgate.core.price import price
-from kvgate.core.records import (
-    Ask,
-    Ending,
-    Granted,
-    Key,
-    PoolFacts,
-    Price,
-    Queued,
-    Reason,
-    Refused,
-    Seconds,
-)
+from kvgate.core.records import Ask, Ending, Granted, Key, PoolFacts, Price, Queued, Reason, Refused, Seconds
 
 Charge: TypeAlias = tuple[int, int]  # blocks and sequences
 
@@ -70,18 +59,24 @@ class Gate:
     def facts(self) -> PoolFacts:
         return self.ledger.facts
 
+    def at_once(self, ask: Ask, now: Seconds) -> Granted | None:
+        """A grant, where nobody waits, here or away, and it does not matter who asks. None: call `ask`."""
+        if self.line or self.places:
+            return None
+        self.line.shares.know(ask.tenant)
+        found = self._price(ask)
+        if isinstance(found, Reason) or not self._may_go(ask, *found, now, now):
+            return None
+        return self._grant(self.ledger.new_key(), ask, found[0], found[1:], now, now, now)
+
     def ask(self, ask: Ask, now: Seconds) -> Granted | Queued | Refused:
         """`Granted`: the caller owns the reservation. `Queued`: it owns a place in the line, and
         must call `ended` if it leaves. `Refused`: there is nothing to end."""
-        facts = self.ledger.facts
         self.line.shares.know(ask.tenant)
-        priced = price(ask, facts)
-        if isinstance(priced, Reason):
-            return self._refuse(priced, ask, now)
-        blocks, seqs = self.policy(ask, priced, facts)
-        ceiling = ask.tenant.ceiling
-        if ceiling is not None and blocks > ceiling:
-            return self._refuse(Reason.KV_CAPACITY_EXCEEDED, ask, now)
+        found = self._price(ask)
+        if isinstance(found, Reason):
+            return self._refuse(found, ask, now)
+        priced, blocks, seqs = found
         kept = self.places.back(ask.identity, now) if ask.identity else None
         since = kept.since if kept is not None else now
         passed: Sequence[Waiter] = self._passed_by(ask, since) if self.line else ()
@@ -163,17 +158,24 @@ class Gate:
 
     def explain(self, ask: Ask, now: Seconds) -> Granted | Refused:
         """What `ask` would be answered now without waiting. Changes nothing."""
-        facts = self.ledger.facts
-        priced = price(ask, facts)
-        if isinstance(priced, Reason):
-            return self._describe(priced, ask)
-        blocks, seqs = self.policy(ask, priced, facts)
-        if ask.tenant.ceiling is not None and blocks > ask.tenant.ceiling:
-            return self._describe(Reason.KV_CAPACITY_EXCEEDED, ask)
+        found = self._price(ask)
+        if isinstance(found, Reason):
+            return self._describe(found, ask)
+        priced, blocks, seqs = found
         passed: Sequence[Waiter] = self._passed_by(ask, now) if self.line else ()
         if self._is_let_by(passed, ask) and self._may_go(ask, priced, blocks, seqs, now, now):
             return Granted(0, priced.blocks, priced.sequences, priced.output_cap)
         return self._describe(self._why_not(ask, blocks), ask)
+
+    def _price(self, ask: Ask) -> Reason | tuple[Price, int, int]:
+        """Its price, and the blocks and sequences that it is charged; or why it can never get in."""
+        facts = self.ledger.facts
+        priced = price(ask, facts)
+        if isinstance(priced, Reason):
+            return priced
+        blocks, seqs = self.policy(ask, priced, facts)
+        is_above_ceiling = ask.tenant.ceiling is not None and blocks > ask.tenant.ceiling
+        return Reason.KV_CAPACITY_EXCEEDED if is_above_ceiling else (priced, blocks, seqs)
 
     def _is_let_by(self, passed: Sequence[Waiter], ask: Ask) -> bool:
         """Whether those whom a newcomer would pass have been passed seldom enough."""
@@ -244,15 +246,14 @@ class Gate:
         answers: list[Granted | Refused] = []
         line, usable = self.line, self.ledger.facts.usable_blocks
         while line and (head := line.shares.head(usable)) is not None:
-            chosen: Waiter | None = head
+            w: Waiter | None = head
             if not self._waiter_may_go(head, now):
-                chosen = self._one_that_fits(head, usable, now) if head.passes < line.passes_max else None
-                if chosen is None:
+                w = self._one_that_fits(head, usable, now) if head.passes < line.passes_max else None
+                if w is None:
                     break
                 head.passes += 1
-            assert chosen is not None
-            line.leave(chosen.key)
-            w = chosen
+            assert w is not None
+            line.leave(w.key)
             answers.append(self._grant(w.key, w.ask, w.price, (w.blocks, w.seqs), w.place, w.joined, now))
         return answers
 
@@ -280,7 +281,7 @@ class Gate:
         if not reason.is_busy:
             return refused
         needed = -(-refused.needed_tokens // self.ledger.facts.block_size)
-        short = max(1, needed - self.ledger.free_blocks)
+        short = max(1, needed - self.ledger.free_blocks + self.line.blocks)
         wait = self.forecast.slot(needed, short, now, ask.draw)
         if ask.identity:
             since, tries, passes = (place.since, place.tries + 1, place.passes) if place else (now, 0, 0)
@@ -292,9 +293,8 @@ class Gate:
     def _describe(self, reason: Reason, ask: Ask, key: Key | None = None) -> Refused:
         # What has to be left for those who wait is not free for a newcomer, and behind a head that
         # waits for sequences blocks may be free and still nobody gets in.
-        ceiling, room = ask.tenant.ceiling, None
-        if ceiling is not None:
-            room = max(0, ceiling - self.line.shares.account(ask.tenant).held)
+        ceiling = ask.tenant.ceiling
+        room = None if ceiling is None else max(0, ceiling - self.line.shares.account(ask.tenant).held)
         free = max(0, self.ledger.free_blocks - self.line.blocks)
         free_seqs = 0 if self.line else self.ledger.free_seqs
         return figures(reason, ask, self.ledger.facts, free, free_seqs, room, key)

@@ -44,10 +44,11 @@ class Lifetimes:
             self.completions += 1
         else:
             self._left[at] += 1
-        self._news += 1
-        if self._news >= max(REFRESH, REFRESH_SHARE * self.completions):
+        self._news = news = self._news + 1
+        completions = self.completions
+        if news >= REFRESH and news >= REFRESH_SHARE * completions:
             self._residual = []
-        if self.completions > REMEMBERED:
+        if completions > REMEMBERED:
             self._ended = [n / 2 for n in self._ended]
             self._left = [n / 2 for n in self._left]
             self.completions /= 2
@@ -66,7 +67,10 @@ class Lifetimes:
 
     def _table(self) -> list[Seconds | None]:
         """For each bin of the present age, the upper edge of the bin in which the quantile falls."""
+        # Above the oldest that was seen, nothing is known.
         bins = len(self._ended)
+        while bins > 1 and not (self._ended[bins - 1] or self._left[bins - 1]):
+            bins -= 1
         at_risk = 0.0
         hazard = [0.0] * bins
         for b in range(bins - 1, -1, -1):
@@ -79,7 +83,7 @@ class Lifetimes:
         for first in range(bins):
             if last <= first:
                 last, total = first, 0.0
-            while total < wanted and last < bins - 1:
+            while total < wanted and last < min(bins, len(EDGES)):
                 total += hazard[last]
                 last += 1
             table.append(EDGES[last - 1] if total >= wanted and last > first else None)
@@ -88,4 +92,4 @@ class Lifetimes:
                 last = first
             else:
                 total -= hazard[first]
-        return table
+        return table + [None] * (len(self._ended) - bins)

@@ -69,19 +69,21 @@ def requested_cap(output_cap: int | None, rules: CapRules) -> int | None:
 
 def price(ask: Ask, facts: PoolFacts) -> Price | Reason:
     """The worst case of a request, or the reason why it can never be admitted."""
-    if not ask.prompts or ask.choices < 1:
+    prompts, choices = ask.prompts, ask.choices
+    if not prompts or choices < 1:
         raise Misuse("a request has at least one prompt and one choice")
     requested = requested_cap(ask.output_cap, ask.rules)
     blocks = 0
     output_cap = 0
-    for prompt_tokens in ask.prompts:
+    for prompt_tokens in prompts:
         cap = effective_output_cap(requested, prompt_tokens, facts.context)
         if cap is None:
             return Reason.CONTEXT_LENGTH_EXCEEDED
-        blocks += ask.choices * blocks_for(prompt_tokens, cap, facts)
+        blocks += choices * blocks_for(prompt_tokens, cap, facts)
         # One cap is sent for all prompts; a longer prompt is bounded by the context itself.
-        output_cap = max(output_cap, cap)
-    sequences = ask.choices * len(ask.prompts)
+        if cap > output_cap:
+            output_cap = cap
+    sequences = choices * len(prompts)
     if blocks > facts.most_blocks:
         return Reason.KV_CAPACITY_EXCEEDED
     if facts.max_seqs is not None and sequences > facts.max_seqs:

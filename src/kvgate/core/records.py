@@ -1,7 +1,7 @@
 """Everything that crosses the border of the core: questions, answers and facts.
 
-Promises: every record is frozen, every answer is one of a closed set, and the same words are used
-in the code, the metrics, the headers, the error bodies and the docs.
+Promises: no record changes once it is made (mypy sees to it), every answer is one of a closed set, and
+the same words are used in the code, the metrics, the headers, the error bodies and the docs.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from kvgate.core.geometry.layout import KVLayout
+from kvgate.core.record import record
 
 Seconds: TypeAlias = float
 """Seconds on the caller's monotonic clock. The core never reads one."""
@@ -115,7 +116,7 @@ class PoolFacts:
         return blocks if self.geometry is None else max(0, blocks - self.geometry.reserve_blocks)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class CapRules:
     """Limits on the output cap that do not come from the client.
 
@@ -152,7 +153,7 @@ ANYONE = Tenant()
 """The one tenant of a gate whose operator tells none apart."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Ask:
     """May this request go to the engine?
 
@@ -175,7 +176,7 @@ class Ask:
     tries: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Price:
     """What a request may reach at worst: blocks, sequences, and the cap that bounds them."""
 
@@ -184,7 +185,7 @@ class Price:
     output_cap: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Granted:
     """Admitted. The receiver owns the reservation `key` and must end it exactly once."""
 
@@ -195,7 +196,7 @@ class Granted:
     waited: Seconds = 0.0
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Queued:
     """Waiting. The answer comes later from `Gate.ended` or `Gate.tick`, under the same key."""
 

@@ -16,6 +16,8 @@ from kvgate.core.records import Ask, Ending, Granted, Key, PoolFacts, Queued, Re
 from kvgate.edge import clock
 
 Answer: TypeAlias = Callable[[Granted | Refused], None]
+InFull: TypeAlias = Callable[[Ask], Ask]
+"""Adds to a question what only matters to those who are not let in at once."""
 
 
 class Gatekeeper:
@@ -29,12 +31,15 @@ class Gatekeeper:
         self._timer_at: float | None = None
         self.lingering = 0  # ended for the client, not yet let go by the engine
 
-    def ask(self, ask: Ask, answer: Answer) -> Key | None:
+    def ask(self, ask: Ask, answer: Answer, in_full: InFull | None = None) -> Key | None:
         """Calls `answer` now, or later; in the second case returns the key of the place in the line.
 
         A `Granted` passes ownership of the reservation to whoever `answer` belongs to.
         """
-        given = self.gate.ask(ask, clock.now())
+        now = clock.now()
+        given: Granted | Queued | Refused | None = self.gate.at_once(ask, now)
+        if given is None:
+            given = self.gate.ask(ask if in_full is None else in_full(ask), now)
         if isinstance(given, Queued):
             self._waiting[given.key] = answer
             self._arm()

@@ -25,7 +25,6 @@ from kvgate.edge.counting.counter import Counter
 from kvgate.edge.explain import explain_request
 from kvgate.edge.gatekeeper import Gatekeeper
 from kvgate.edge.housekeeping import keep_house, keep_known, keep_watch, probe
-from kvgate.edge.identity import bounded_wait
 from kvgate.edge.listening import Listener
 from kvgate.edge.observing.collector import Collector
 from kvgate.edge.observing.loop_lag import LoopLag
@@ -211,47 +210,29 @@ class Gateway:
         shape: Shape,
         prompts: tuple[int, ...] | None,
         headers: Headers,
-        identity: tuple[int, int] = (0, 0),
     ) -> tuple[Upstream, Ask]:
         """The pool that gets a counted request, and the question for its gate."""
         if len(pools) == 1:
-            return pools[0], self.ask_for(pools[0], shape, prompts, headers, identity)
+            return pools[0], self.ask_for(pools[0], shape, prompts, headers)
         session = None
         if self._sticky is not None:
             session = next((value for name, value in headers if name.lower() == self._sticky), None)
         return routing.choose(
-            pools, lambda each: self.ask_for(each, shape, prompts, headers, identity), session, clock.now()
+            pools, lambda each: self.ask_for(each, shape, prompts, headers), session, clock.now()
         )
 
     def ask_for(
-        self,
-        upstream: Upstream,
-        shape: Shape,
-        prompts: tuple[int, ...] | None,
-        headers: Headers,
-        identity: tuple[int, int] = (0, 0),
+        self, upstream: Upstream, shape: Shape, prompts: tuple[int, ...] | None, headers: Headers
     ) -> Ask:
-        """The question for a gate, out of a shape and its counts (None: each costs a context).
-
-        `identity`: what `identity.identity_of` makes of the request.
-        """
+        """The question for a gate, out of a shape and its counts (None: each costs a context). Who asks
+        is left to `identity.in_full`."""
         tenant, own = upstream.tenants.of(headers)
         rules = both(reload.cap_rules(self.settings, shape), own)
         if prompts is None:
             requested = requested_cap(shape.output_cap, rules)
             prompts = whole_context(shape, upstream.facts.context, requested)
-        wait = bounded_wait(self.settings.max_wait, headers)
-        return Ask(
-            prompts,
-            shape.output_cap,
-            shape.choices,
-            rules,
-            wait,
-            clock.draw(),
-            tenant,
-            identity[0],
-            identity[1],
-        )
+        wait = self.settings.max_wait
+        return Ask(prompts, shape.output_cap, shape.choices, rules, wait, clock.draw(), tenant)
 
     # --- the first pool, for those who know that there is one
 
@@ -277,12 +258,10 @@ class Gateway:
 
     # --- what is told
 
-    def observe(self, outcome: str, seconds: float, wait_seconds: float, **figures: int | None) -> None:
-        """Tell the observers of a priced request that is over; `figures` as in `Finished`."""
-        if self.observers:
-            finished = Finished(outcome, seconds, wait_seconds, **figures)
-            for observer in self.observers:
-                observer(finished)
+    def observe(self, finished: Finished) -> None:
+        """Tell the observers of a priced request that is over."""
+        for observer in self.observers:
+            observer(finished)
 
     async def explain(self, path: str, body: bytes) -> dict[str, Any]:
         """What a POST of `body` to `path` would be answered now. Reserves nothing."""

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import replace
 from hashlib import blake2b
 
-from kvgate.core.records import Seconds
+from kvgate.core.records import Ask, Seconds
 from kvgate.edge.relay.heads import Headers
 from kvgate.edge.tenants import hash_of
 
@@ -49,6 +50,12 @@ def identity_of(headers: Headers, target: bytes, body: bytes) -> tuple[int, int]
     count = int(tries) if tries.isdigit() and len(tries) < 10 else 0
     # 0 means "not known" to the gate.
     return int.from_bytes(digest.digest(), "big") or 1, min(count, TRIES_MAX)
+
+
+def in_full(ask: Ask, headers: Headers, target: bytes, body: bytes) -> Ask:
+    """`ask` with what its client says: who it is, and how long it waits."""
+    identity, tries = identity_of(headers, target, body)
+    return replace(ask, max_wait=bounded_wait(ask.max_wait, headers), identity=identity, tries=tries)
 
 
 def bounded_wait(max_wait: Seconds, headers: Headers) -> Seconds:

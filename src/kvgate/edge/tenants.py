@@ -100,8 +100,13 @@ class Labels:
         self._known = set(configured)
         self._left = limit
 
-    def of(self, tenant: Tenant) -> str:
-        name = tenant.name or DEFAULT_NAME
+    def know(self, configured: Iterable[str]) -> None:
+        """These are configured now, too: they have labels of their own whatever else came before."""
+        self._known.update(configured)
+
+    def of(self, name: str) -> str:
+        """The label of the tenant of this name (empty: of everybody who is not told apart)."""
+        name = name or DEFAULT_NAME
         if name in self._known:
             return name
         if self._left <= 0:

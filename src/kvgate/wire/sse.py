@@ -20,8 +20,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from kvgate.wire.body import Body
 
@@ -41,8 +40,7 @@ TAIL_BYTES = 4096
 _ASKED = frozenset({"vllm", "sglang"})
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
+class Usage(NamedTuple):  # made for each answer, in half the time of a frozen dataclass
     """Tokens as the engine reports them. `new` sums over the choices."""
 
     prompt: int

@@ -31,7 +31,7 @@ from kvgate.edge.asgi.messages import (
     respond,
     with_body,
 )
-from kvgate.edge.asgi.routes import FREE_METHODS, OwnRoute, Scope, paths_of, plain, table
+from kvgate.edge.asgi.routes import FREE_METHODS, OwnRoute, Scope, generates, paths_of, plain, table
 from kvgate.edge.asgi.workers import SeveralWorkers
 from kvgate.edge.library.admission import Admission
 from kvgate.edge.library.admitting import AsyncAdmitting
@@ -55,6 +55,9 @@ UNAVAILABLE_RETRY = 2.0
 class AdmissionMiddleware:
     """Wraps an ASGI application; FastAPI: `app.add_middleware(AdmissionMiddleware, admission=...)`."""
 
+    # For a path that is refused because it is not priced.
+    way_out = "price the path with routes={...}, or let it through with allow_paths=[...]"
+
     def __init__(
         self,
         app: App,
@@ -76,8 +79,9 @@ class AdmissionMiddleware:
         "responses", "messages", "embeddings"), `kvgate.asgi.fields(...)`, or a function from body to
         shape. `engine`: whose OpenAI-compatible paths and rules the application serves. `count`: a
         `PromptCounter`, or a function from shape to the prompt tokens of each part (also async); with
-        none, a bound that is never too low. `others`: whether other paths go through, `allow_paths`
-        those that do. `workers`: what to do about several processes (docs/asgi.md).
+        none, a bound that is never too low. `others`: whether paths that are not priced go through; with
+        "pass" all but those that are known to generate (docs/asgi.md). `allow_paths` go through in any
+        case. `workers`: what to do about several processes (docs/asgi.md).
         Raises `ValueError`.
         """
         if engine not in ENGINES:
@@ -127,12 +131,15 @@ class AdmissionMiddleware:
         else:
             detail = (
                 f"{scope['method']} {scope['path'][:200]} is not priced here and might generate. "
-                "The operator can allow the path."
+                f"The operator can {self.way_out}."
             )
             await self._refuse(send, self._decline(Reason.UNPRICED_ENDPOINT, detail))
 
     def _is_allowed(self, scope: Scope) -> bool:
-        return not self._refuses_others or any(path in self._allowed for path in paths_of(scope))
+        paths = paths_of(scope)
+        if any(path in self._allowed for path in paths):
+            return True
+        return not self._refuses_others and not any(generates(path) for path in paths)
 
     async def _priced(self, scope: Scope, route: Route, receive: Receive, send: Send) -> None:
         if self._why_not is not None:

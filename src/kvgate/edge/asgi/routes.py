@@ -1,7 +1,8 @@
 """Which requests of an application are priced, and how their bodies are read.
 
 Promises: what a router may take for the same path (a doubled or trailing slash, a mount point) is the
-same path here, so none is passed on unpriced by its spelling. Servers unescape paths before.
+same path here, so none is passed on unpriced by its spelling. Servers unescape paths before. A path
+under which any engine or public API generates is known as such, also below a prefix.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from kvgate.wire.dialects.fields import cap_of, choices_of, flag
 from kvgate.wire.dialects.openai import prompt_parts
 from kvgate.wire.dialects.shape import Api, CapPlace, Part, RequestShape, StreamKind
 from kvgate.wire.engines.generic import GENERIC
+from kvgate.wire.engines.known import ENGINES
 from kvgate.wire.refusal import Dialect
 from kvgate.wire.routes import Route
 
@@ -31,6 +33,20 @@ DIALECTS = {
 }
 # Requests without a body that generates: they are never priced.
 FREE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+
+# Of the public APIs: they generate, and nothing here prices them.
+_UNPRICED = (
+    "/v1/audio/speech",
+    "/v1/audio/transcriptions",
+    "/v1/audio/translations",
+    "/v1/images/edits",
+    "/v1/images/generations",
+    "/v1/images/variations",
+    "/v1/messages/batches",
+    "/v1/complete",
+    "/v1/realtime",
+    "/invocations",
+)
 
 
 def fields(
@@ -89,6 +105,15 @@ def table(engine: Mapping[bytes, Route], own: Mapping[str, OwnRoute]) -> dict[st
     return routes
 
 
+def generates(path: str) -> bool:
+    """Whether a path, in its `plain` spelling, is known to generate, in whatever application.
+
+    Paths with a version are known below any prefix too: `/llm/v1/chat/completions`.
+    """
+    tail = path[path.rfind("/v1/") :] if "/v1/" in path else path
+    return path in _GENERATING or tail in _GENERATING
+
+
 def paths_of(scope: Scope) -> tuple[str, ...]:
     """The spellings under which a request's path may be known, its mount point on or off."""
     path, root = scope["path"], scope.get("root_path", "")
@@ -100,3 +125,8 @@ def paths_of(scope: Scope) -> tuple[str, ...]:
 def plain(path: str) -> str:
     """One spelling for all that routers may take for the same path."""
     return "/" + "/".join(part for part in path.split("/") if part)
+
+
+_GENERATING = frozenset(
+    (*_UNPRICED, *(plain(path.decode()) for engine in ENGINES.values() for path in engine.routes))
+)

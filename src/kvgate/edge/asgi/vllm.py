@@ -4,8 +4,9 @@ Sizes come from the server's state, counts from its own counting endpoints (call
 with its renderer, template and tokenizer), settings from the environment (docs/fronts.md).
 
 Promises: nothing of vLLM is imported, only read; a request without a valid key costs nothing, though
-this runs before vLLM's own check; a model whose memory cannot be told is refused, not guessed; with
-several API servers each has its share. vLLM's Rust front end runs no Python middleware.
+this runs before vLLM's own check; where a request's memory cannot be told, the server does not start,
+and says why; with several API servers each has its share. vLLM's Rust front end runs no Python
+middleware.
 """
 
 from __future__ import annotations
@@ -13,17 +14,18 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import logging
 import os
 import secrets
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
-from kvgate.core.geometry import Serving, UnknownGeometry, from_config, layout_for
 from kvgate.core.records import CapRules, PoolFacts
 from kvgate.edge.asgi.counting import CountRefused
 from kvgate.edge.asgi.messages import Headers, Message, Receive, Send, respond
 from kvgate.edge.asgi.middleware import AdmissionMiddleware, App
 from kvgate.edge.asgi.routes import Scope
+from kvgate.edge.asgi.vllm_sizes import UnknownPool, pool_of
 from kvgate.edge.library.admission import Admission
 from kvgate.wire.dialects.shape import RequestShape, whole_context
 from kvgate.wire.engines import CountCall, NoCount
@@ -32,6 +34,9 @@ from kvgate.wire.engines.vllm import VLLM
 State: TypeAlias = Any
 """`app.state` of vLLM's API server."""
 
+LOG = logging.getLogger("kvgate")
+# Nothing is ever reserved of it.
+_UNKNOWN = PoolFacts(total_blocks=1, block_size=1, context=1, safety_fraction=1.0)
 # What vLLM's own check guards; all else needs no key there either.
 GUARDED = ("/v1", "/v2", "/inference", "/cohere")
 
@@ -46,21 +51,16 @@ class Middleware:
         self._inner: _Priced | None = None
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
-        if scope["type"] not in ("http", "websocket"):
-            await self.app(scope, receive, send)
-            return
         state = scope["app"].state
-        if self._inner is None:
-            try:
-                self._inner = _Priced(self.app, state, self._settings)
-            except UnknownGeometry as error:
-                raise RuntimeError(
-                    f"kvgate cannot tell what a request of this model holds: {error}"
-                ) from None
-        if scope["type"] == "http" and not _has_key(scope, self._inner.keys):
+        if self._inner is None and (scope["type"] != "lifespan" or hasattr(state, "vllm_config")):
+            self._inner = _Priced(self.app, state, self._settings)
+        inner = self._inner
+        if inner is None:
+            await self.app(scope, receive, send)
+        elif scope["type"] == "http" and not _has_key(scope, inner.keys):
             await respond(send, 401, [(b"content-type", b"application/json")], b'{"error":"Unauthorized"}')
-            return
-        await self._inner(scope, receive, send)
+        else:
+            await inner(scope, receive, send)
 
 
 class Settings:
@@ -87,11 +87,28 @@ class Settings:
 
 
 class _Priced(AdmissionMiddleware):
-    """The middleware for one server, once its state is known."""
+    """The middleware for one server, once its state is known.
+
+    Where the pool is unknown the server does not start. One that starts its application otherwise
+    gets 503 for all that might generate; its health and its lists stay what they are.
+    """
+
+    way_out = "let the path through with KVGATE_ALLOW_PATH"
 
     def __init__(self, app: App, state: State, settings: Settings) -> None:
+        facts, why_not = _UNKNOWN, None
+        try:
+            facts, findings = pool_of(state.vllm_config, settings.safety_fraction)
+            for finding in findings:
+                LOG.warning("%s: %s", finding.what, finding.fix)
+        except UnknownPool as error:
+            why_not = f"{error}."
+        except AttributeError as error:
+            why_not = f"This server's state is not that of a vLLM that kvgate knows: {error}."
+        if why_not is not None:
+            LOG.error("%s", why_not)
         admission = Admission(
-            facts_of(state.vllm_config, settings.safety_fraction),
+            facts,
             rules=settings.rules,
             abort_grace=settings.abort_grace,
             busy_status=settings.busy_status,
@@ -103,9 +120,10 @@ class _Priced(AdmissionMiddleware):
             max_wait=settings.max_wait,
             others="refuse",
             allow_paths=settings.allow_paths,
-            workers=api_servers(state),
+            workers="own_pool" if why_not else api_servers(state),
         )
-        given = getattr(state.args, "api_key", None) or [os.environ.get("VLLM_API_KEY", "")]
+        self._why_not = why_not
+        given = getattr(getattr(state, "args", None), "api_key", None) or [os.environ.get("VLLM_API_KEY", "")]
         self.keys = [hashlib.sha256(key.encode()).digest() for key in given if key]
 
     async def count(self, scope: Scope, shape: RequestShape) -> tuple[int, ...]:
@@ -128,42 +146,6 @@ class _Priced(AdmissionMiddleware):
         except NoCount as error:
             message = json.dumps({"error": {"message": f"kvgate got no count: {error}", "code": 500}})
             raise CountRefused(500, [(b"content-type", b"application/json")], message.encode()) from None
-
-
-def facts_of(config: Any, safety_fraction: float) -> PoolFacts:
-    """The pool of the engine behind this server, from vLLM's own configuration.
-
-    Raises `UnknownGeometry` for a model that cannot be priced. With data parallelism it is the pool
-    of one rank, because the rank of a request is not known before it is sent.
-    """
-    cache, model = config.cache_config, config.model_config
-    parallel, scheduler = config.parallel_config, config.scheduler_config
-    ranks = max(1, parallel.data_parallel_size)
-    drafts = getattr(config.speculative_config, "num_speculative_tokens", 0) or 0
-    serving = Serving(
-        block_size=cache.block_size,
-        kv_dtype="auto" if str(cache.cache_dtype).startswith(("auto", "bfloat16", "float16")) else "fp8",
-        tp=parallel.tensor_parallel_size,
-        pp=parallel.pipeline_parallel_size,
-        dcp=parallel.decode_context_parallel_size,
-        max_batched_tokens=scheduler.max_num_batched_tokens,
-        draft_tokens=drafts,
-        hybrid_manager=not scheduler.disable_hybrid_kv_cache_manager,
-        prefix_caching=bool(cache.enable_prefix_caching),
-    )
-    layout = layout_for(from_config(model.hf_config.to_dict()), serving)
-    is_plain = len(layout.whole) == 1 and not (layout.rolling or layout.states or layout.fixed)
-    return PoolFacts(
-        # Block 0 is the engine's null block.
-        total_blocks=max(1, (cache.num_gpu_blocks or 0) // ranks - 1),
-        block_size=cache.block_size,
-        context=model.max_model_len,
-        max_seqs=scheduler.max_num_seqs,
-        safety_fraction=safety_fraction,
-        lookahead=drafts,
-        engine="vllm",
-        geometry=None if is_plain else layout,
-    )
 
 
 def api_servers(state: State) -> int:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
+from kvgate.core.record import record
 from kvgate.edge.relay.pool import EngineUnavailable, Fetched
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Counted:
     """Tokens of each prompt; `prompts` is None where each one is priced as a whole context.
 

@@ -73,33 +73,45 @@ class Counter:
 
     def at_once(self, shape: RequestShape) -> Counted | None:
         """The counts, where nobody has to be asked or waited for."""
+        found = self._look(shape)
+        return self._told(found) if isinstance(found, Counted) else None
+
+    def _look(self, shape: RequestShape) -> Counted | CountPlan | None:
+        """The counts, or what has to be asked of the engine for them; None: they are made beside."""
         counted = self.local(shape)
         if counted is not None and (counted.source == "request" or self.trust.holds(shape.is_chat)):
-            return self._told(counted)
-        if not self._goes_beside(shape):
-            plan = self._engine.plan(shape)
-            # Where the engine cannot be asked, it cannot contradict either.
-            if plan.is_whole_context:
-                counted = counted or Counted(None, "whole_context")
-            elif plan.known is not None:
-                counted = counted or Counted(plan.known, plan.source)
-            else:
-                counted = None
-        return counted and self._told(counted)
+            return counted
+        if self._goes_beside(shape):
+            return None
+        plan = self._engine.plan(shape)
+        # Where the engine cannot be asked, it cannot contradict either.
+        if plan.is_whole_context:
+            return counted or Counted(None, "whole_context")
+        known = plan.known
+        return plan if known is None else counted or Counted(known, plan.source)
 
-    def begin(self, shape: RequestShape, headers: Headers, peer: bytes, answer: Answer) -> Counting:
-        """Count what `at_once` did not. Cancelling what is returned stops it."""
+    def begin(self, shape: RequestShape, headers: Headers, peer: bytes, answer: Answer) -> Counted | Counting:
+        """The counts, where they are there or were asked for lately; else `answer` gets them, and
+        cancelling what is returned stops that."""
+        found = self._look(shape)
+        if isinstance(found, Counted):
+            return self._told(found)
         waiting = _Waiting(self, shape, headers, peer, answer)
-        waiting.now = waiting.beside() if self._goes_beside(shape) else waiting.engine()
+        if found is None:
+            waiting.now = waiting.beside()
+            return waiting
+        counting = self._calls.begin(found, headers, peer, waiting.from_engine)
+        if isinstance(counting, Counted):
+            return self._told(counting)
+        waiting.now = counting
         return waiting
 
     async def of(self, shape: RequestShape, headers: Headers, peer: bytes) -> Counted:
         """The counts, however they are got. Raises `EngineUnavailable` or `CountRefused`."""
-        counted = self.at_once(shape)
-        if counted is not None:
-            return counted
         future: asyncio.Future[Outcome] = self._loop.create_future()
         counting = self.begin(shape, headers, peer, lambda outcome: _settle(future, outcome))
+        if isinstance(counting, Counted):
+            return counting
         try:
             outcome = await future
         except asyncio.CancelledError:
@@ -197,16 +209,18 @@ class _Waiting:
         counter.beside += 1
         return counter._counter_beside().count(self._shape, counter.timeout, self._from_beside)
 
-    def engine(self) -> Counting | None:
+    def engine(self) -> None:
+        """It could not be counted here after all."""
         counter = self._counter
         plan = counter.plan(self._shape)
-        if plan.is_whole_context or plan.known is not None:
-            # `at_once` had hoped for better.
-            known = None if plan.is_whole_context else plan.known
-            source = "whole_context" if plan.is_whole_context else plan.source
-            self._finish(Counted(known, source))
-            return None
-        return counter._calls.begin(plan, self._headers, self._peer, self._from_engine)
+        if plan.is_whole_context:
+            self._finish(Counted(None, "whole_context"))
+            return
+        counting = counter._calls.begin(plan, self._headers, self._peer, self.from_engine)
+        if isinstance(counting, Counted):
+            self._finish(counting)
+        else:
+            self.now = counting
 
     def cancel(self) -> None:
         if self.now is not None:
@@ -217,15 +231,16 @@ class _Waiting:
             self._finish(outcome)
         else:
             self.now = None
-            self.now = self.engine()
+            self.engine()
 
-    def _from_engine(self, outcome: Outcome) -> None:
+    def from_engine(self, outcome: Outcome) -> None:
         ours = self._counter.local(self._shape)
         if ours is not None and isinstance(outcome, Counted):
             self._counter.trust.compare(self._shape.is_chat, ours, outcome)
         self._finish(outcome)
 
     def _finish(self, outcome: Outcome) -> None:
+        self.now = None  # it knows us: a circle that only the collector would open
         if isinstance(outcome, Counted):
             self._counter._told(outcome)
         self._answer(outcome)

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterator
 from hashlib import blake2b
+from typing import TypeAlias
 
 from kvgate.edge.counting.counted import Answer, Counted, CountRefused, Outcome
 from kvgate.edge.relay.engine import EngineConnection
@@ -40,6 +40,9 @@ _PERSONAL = frozenset(
     }
 )
 
+Call: TypeAlias = tuple[int, bytes, CountCall]
+"""A call that has to be made: for which part, the key of its count, and itself."""
+
 
 def _is_personal(name: bytes) -> bool:
     return name in _PERSONAL or name.startswith(b"x-stainless-")
@@ -58,9 +61,26 @@ class EngineCounts:
         self._running = 0
         self._waiting: deque[EngineCounting] = deque()
 
-    def begin(self, plan: CountPlan, headers: Headers, peer: bytes, answer: Answer) -> EngineCounting:
-        """Ask; `answer` gets the counts of the plan's parts."""
-        counting = EngineCounting(self, plan, headers, peer, answer)
+    def begin(
+        self, plan: CountPlan, headers: Headers, peer: bytes, answer: Answer
+    ) -> Counted | EngineCounting:
+        """The counts of the plan's parts where all are remembered; else ask, and `answer` gets them."""
+        sums = [0] * len(plan.parts)
+        calls: list[Call] = []
+        for index, terms in enumerate(plan.parts):
+            for term in terms:
+                if isinstance(term, int):
+                    sums[index] += term
+                    continue
+                key = self.key(term, headers)
+                known = self.cache.get(key)
+                if known is None:
+                    calls.append((index, key, term))
+                else:
+                    sums[index] += known
+        if not calls:
+            return Counted(tuple(sums), plan.source)
+        counting = EngineCounting(self, plan.source, sums, calls, headers, peer, answer)
         if self._running < CALLS_AT_ONCE:
             self._running += 1
             counting.go()
@@ -68,8 +88,8 @@ class EngineCounts:
             self._waiting.append(counting)
         return counting
 
-    def recall(self, call: CountCall, headers: Headers) -> tuple[bytes, int | None]:
-        """The key of a call, and its count where it was asked lately.
+    def key(self, call: CountCall, headers: Headers) -> bytes:
+        """By which the count of a call is remembered.
 
         A router behind this gateway may choose the model by a header: they are part of the key.
         """
@@ -79,8 +99,7 @@ class EngineCounts:
             self.cache.clear()
         named = [name + b":" + value for name, value in headers if not _is_personal(name.lower())]
         whole = b"\0".join((call.path.encode("ascii"), *named, call.body))
-        key = blake2b(whole, digest_size=16).digest()
-        return key, self.cache.get(key)
+        return blake2b(whole, digest_size=16).digest()
 
     def leave(self, counting: EngineCounting, *, was_running: bool) -> None:
         """One is over; the next may go."""
@@ -98,26 +117,36 @@ class EngineCounts:
 
 
 class EngineCounting:
-    """The calls of one plan, one after the other. A `Receiver` of their answers."""
+    """The calls of one plan, one after the other. A `Receiver` of their answers.
+
+    `sums`: what is known of each part already, in the order of the plan.
+    """
 
     # fmt: off
     __slots__ = (
-        "_answer", "_connecting", "_connection", "_counts", "_head", "_headers", "_is_retry", "_key",
-        "_peer", "_phrase", "_pieces", "_plan", "_read", "_request", "_size", "_status", "_sums", "_terms",
+        "_answer", "_calls", "_connecting", "_connection", "_counts", "_head", "_headers", "_is_retry",
+        "_key", "_peer", "_phrase", "_pieces", "_read", "_request", "_size", "_source", "_status", "_sums",
         "_timer", "is_over", "is_running",
     )
     # fmt: on
 
     def __init__(
-        self, counts: EngineCounts, plan: CountPlan, headers: Headers, peer: bytes, answer: Answer
+        self,
+        counts: EngineCounts,
+        source: str,
+        sums: list[int],
+        calls: list[Call],
+        headers: Headers,
+        peer: bytes,
+        answer: Answer,
     ) -> None:
         self._counts = counts
-        self._plan = plan
+        self._source = source
+        self._sums = sums
+        self._calls = deque(calls)
         self._headers = headers
         self._peer = peer
         self._answer = answer
-        self._sums = [0] * len(plan.parts)
-        self._terms = _calls(plan, self._sums)
         self._connection: EngineConnection | None = None
         self._connecting: asyncio.Task[None] | None = None
         self._request = b""
@@ -139,8 +168,10 @@ class EngineCounting:
     def _next(self) -> bool:
         """Make the next call that has to be made; False where there is none left."""
         counts = self._counts
-        for index, call in self._terms:
-            key, known = counts.recall(call, self._headers)
+        while self._calls:
+            index, key, call = self._calls.popleft()
+            # Another one may have asked the same since.
+            known = counts.cache.get(key)
             if known is not None:
                 self._sums[index] += known
                 continue
@@ -162,7 +193,7 @@ class EngineCounting:
         return False
 
     def _sum(self) -> Counted:
-        return Counted(tuple(self._sums), self._plan.source)
+        return Counted(tuple(self._sums), self._source)
 
     def _send(self) -> None:
         pool = self._counts.pool
@@ -258,13 +289,3 @@ class EngineCounting:
         if connection is not None:
             connection.abandon(self)
         self._counts.leave(self, was_running=self.is_running)
-
-
-def _calls(plan: CountPlan, sums: list[int]) -> Iterator[tuple[int, CountCall]]:
-    """The calls of a plan with the index of their part; the numbers are added on the way."""
-    for index, terms in enumerate(plan.parts):
-        for term in terms:
-            if isinstance(term, int):
-                sums[index] += term
-            else:
-                yield index, term

@@ -79,11 +79,14 @@ class Answer:
             self._client.write(out)
 
     def done(self) -> None:
-        tail = self._reply.end()
+        client, reply, exchange = self._client, self._reply, self._exchange
+        # The two know each other: a circle that only the collector would open, for each request.
+        del self._exchange
+        tail = reply.end()
         if tail:
-            self._client.write(tail)
-        self._exchange.answer_whole(is_good=self._reply.status < 400)
-        self._client.finished(keep_alive=self._request.keep_alive)
+            client.write(tail)
+        exchange.answer_whole(is_good=reply.status < 400)
+        client.finished(keep_alive=self._request.keep_alive)
 
     def failed(self, why: str) -> None:
         self._exchange.answer_failed(why)

@@ -8,13 +8,11 @@ granted goes on in `exchange.py`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from kvgate.core.records import Ask, Ending, Granted, Key, Reason, Refused
 from kvgate.edge.counting.counted import Counted, Counting, CountRefused, Outcome
-from kvgate.edge.identity import identity_of
+from kvgate.edge.identity import in_full
 from kvgate.edge.relay import answers
 from kvgate.edge.relay.host import Host
 from kvgate.edge.relay.life import Life
@@ -39,7 +37,7 @@ class Asking(Life):
 
     # fmt: off
     __slots__ = (
-        "_ask", "_client", "_counted", "_counting", "_identity", "_line_key", "_pools",
+        "_ask", "_client", "_counted", "_counting", "_line_key", "_pools",
         "_request", "_route", "_shape", "_task",
     )
     # fmt: on
@@ -52,7 +50,6 @@ class Asking(Life):
         self._route: Route | None = None
         self._shape: Shape | None = None
         self._counting: Counting | None = None
-        self._identity = (0, 0)
         self._counted: Counted | None = None
         self._ask: Ask | None = None
         self._pools: tuple[Upstream, ...] = ()  # that it may still go to
@@ -86,7 +83,6 @@ class Asking(Life):
             if not self._upstream.is_sized:
                 self._refuse_unavailable(self._upstream.unsized_why)
                 return
-            self._identity = identity_of(request.headers, request.target, request.body)
             self._count(self._shape)
 
     def _pass_on(self, path: bytes, *, is_allowed: bool) -> None:
@@ -106,21 +102,19 @@ class Asking(Life):
         self._send(request.body)
 
     def _count(self, shape: Shape) -> None:
-        counted = self._upstream.counter.at_once(shape)
-        if counted is not None:
-            self._ask_for_room(counted)
-            return
-        self._to(State.COUNTING)
-        self._begin_count(shape)
-
-    def _begin_count(self, shape: Shape) -> None:
-        self._counting = self._upstream.counter.begin(
+        found = self._upstream.counter.begin(
             shape, self._request.headers, self._client.peer, self._count_ends
         )
+        if isinstance(found, Counted):
+            self._ask_for_room(found)
+            return
+        self._counting = found
+        if self.state is not State.COUNTING:
+            self._to(State.COUNTING)
 
     def _count_ends(self, outcome: Outcome) -> None:
         self._counting = None
-        with self._guarded():
+        try:
             if isinstance(outcome, Counted):
                 self._ask_for_room(outcome)
             elif isinstance(outcome, CountRefused):
@@ -128,6 +122,9 @@ class Asking(Life):
                 self._reply(answers.engine_error(self._request, outcome.answer))
             else:
                 self._count_elsewhere(str(outcome))
+        except Exception:
+            self._give_up()
+            raise
 
     def _count_elsewhere(self, why: str) -> None:
         """The engine that was to count cannot; another one of the model may."""
@@ -137,7 +134,7 @@ class Asking(Life):
             return
         assert self._shape is not None
         self._pools, self._upstream = others, others[0]
-        self._begin_count(self._shape)
+        self._count(self._shape)
 
     def _ask_for_room(self, counted: Counted) -> None:
         shape = self._shape
@@ -146,11 +143,15 @@ class Asking(Life):
         self._counted = counted
         self._count_source = counted.source
         self._upstream, self._ask = self._gateway.choose(
-            self._pools, shape, counted.prompts, self._request.headers, self._identity
+            self._pools, shape, counted.prompts, self._request.headers
         )
-        self._line_key = self._upstream.keeper.ask(self._ask, self._answered)
+        self._line_key = self._upstream.keeper.ask(self._ask, self._answered, self._in_full)
         if self._line_key is not None:
             self._to(State.WAITING)
+
+    def _in_full(self, ask: Ask) -> Ask:
+        request = self._request
+        return in_full(ask, request.headers, request.target, request.body)
 
     def _answered(self, given: Granted | Refused) -> None:
         self._line_key = None
@@ -190,15 +191,10 @@ class Asking(Life):
         self._ask_for_room(counted)
         return True
 
-    @contextmanager
-    def _guarded(self) -> Iterator[None]:
+    def _give_up(self) -> None:
         """A defect of ours must not leave a client hanging or a reservation held."""
-        try:
-            yield
-        except Exception:
-            self._end(Ending.FAILED)
-            self._client.break_off(is_visible=False)
-            raise
+        self._end(Ending.FAILED)
+        self._client.break_off(is_visible=False)
 
     def _withdraw(self) -> None:
         """Stop what has not reached the engine yet."""

@@ -75,8 +75,10 @@ class ClientConnection(asyncio.Protocol):
             return
         if not keep_alive or self.gateway.is_draining:
             self._close()
-        elif not self._is_starting:
-            self._next()
+        elif not self._is_starting and (
+            self._queue or self._refusal is not None or self._reader.arriving is not None
+        ):
+            self._next()  # otherwise nothing has come yet
 
     def break_off(self, *, is_visible: bool) -> None:
         """The answer cannot be finished. The client must not take it for a whole one."""

@@ -54,10 +54,12 @@ class EngineConnection(asyncio.Protocol):
         self.is_closed = False
         self.requests = 0
         self.idle_since = 0.0
-        self.last_byte = 0.0  # loop time of the latest byte, or of the request
+        self.last_byte = self._now()  # loop time of the latest byte, or of the request
         self.got_bytes = False
         self._pieces: list[bytes] = []
         self._parser: Any = None
+        self._extra = False  # then the connection is not used again
+        self._raw = self._keep_alive = False  # each answer says
 
     # --- what the owner calls
 
@@ -70,10 +72,7 @@ class EngineConnection(asyncio.Protocol):
         self._framing = "close"
         self._interim = 0
         self._before_body: bytes | None = b""
-        self._raw = False
         self._complete = False
-        self._keep_alive = False
-        self._extra = False
         self.got_bytes = False
         self.requests += 1
         self.last_byte = self._now()
@@ -121,6 +120,10 @@ class EngineConnection(asyncio.Protocol):
             if self._receiver is None:
                 return
             self._fail(f"the engine's answer is not HTTP/1.1: {error}")
+            return
+        if before is None and self._raw and not self._complete:
+            # The usual piece of a stream: no callback that could have changed anything has run.
+            receiver.data(data)
             return
         if self._receiver is None:
             return
@@ -221,13 +224,10 @@ class EngineConnection(asyncio.Protocol):
     # --- endings
 
     def _after_head(self, whole: bytes) -> bytes:
-        at = 0
-        for _ in range(self._interim + 1):
-            found = whole.find(_HEAD_END, at)
-            if found < 0:
-                return b""
-            at = found + 4
-        return whole[at:]
+        found = whole.find(_HEAD_END)
+        for _ in range(self._interim):
+            found = whole.find(_HEAD_END, found + 4) if found >= 0 else found
+        return whole[found + 4 :] if found >= 0 else b""
 
     def _finish(self, *, reuse: bool) -> None:
         receiver, self._receiver = self._receiver, None

@@ -64,8 +64,6 @@ class Exchange(Asking):
         body, watch = watch_for(body, shape, upstream.engine.name, may_ask=may_ask)
         drop = _NO_ENCODING if shape.stream else _NOTHING
         added = answers.admitted_headers(given, self._count_source)
-        if len(self._pools) == 1:
-            self._forget()
         self._send(body, drop, added, watch)
 
     def _send(
@@ -85,7 +83,8 @@ class Exchange(Asking):
         if upstream.added_head:
             head = head[:-2] + upstream.added_head + b"\r\n"
         self._outgoing = head + body
-        request.body = b""
+        if len(self._pools) < 2:
+            self._forget()
         self._answer = Answer(self, self._client, request, added=added, watch=watch)
         connection = pool.take_idle()
         if connection is not None:
@@ -98,7 +97,7 @@ class Exchange(Asking):
         self._task = self._gateway.loop.create_task(self._connect_to_engine())
 
     async def _connect_to_engine(self) -> None:
-        with self._guarded():
+        try:
             try:
                 connection = await self._upstream.pool.connect()
             except EngineUnavailable as error:
@@ -107,16 +106,21 @@ class Exchange(Asking):
                     self._refuse_unavailable(str(error))
             else:
                 self._transmit(connection)
+        except Exception:
+            self._give_up()
+            raise
 
     def _transmit(self, connection: EngineConnection) -> None:
         self._to(State.SENDING)
-        self._forget()
+        if self._shape is not None:
+            self._forget()
         self._connection = connection
         connection.send(self._outgoing, self._answer, is_head=self._request.method == b"HEAD")
 
     def _forget(self) -> None:
         """It stays with this engine. A parsed body is not small; streams are many and long."""
         self._shape = self._ask = self._counted = None
+        self._request.body = b""
 
     # --- from the answer
 

@@ -10,13 +10,12 @@ over. It writes nothing and knows neither the gate nor the engine.
 from __future__ import annotations
 
 from collections import deque
-from itertools import chain
 from typing import Protocol
 
 import httptools
 
 from kvgate.core.records import Reason, Refused
-from kvgate.edge.relay.heads import Headers
+from kvgate.edge.relay.heads import Headers, named
 from kvgate.edge.relay.host import Host
 from kvgate.edge.relay.request import Request
 
@@ -127,7 +126,7 @@ class RequestReader:
         self.since = self._gateway.loop.time()
 
     def on_url(self, url: bytes) -> None:
-        self._request().target += url
+        (self.arriving or self._request()).target += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
         # No more than this, for it runs for each field. Sizes are looked at when the head is whole;
@@ -135,7 +134,7 @@ class RequestReader:
         self._add((name, value))
 
     def on_headers_complete(self) -> None:
-        request = self._request()
+        request = self.arriving or self._request()
         self._unmoved = 0
         self._is_head_done = True
         self._add = _let_fall  # a trailer; the body is sent on with its length instead
@@ -156,17 +155,19 @@ class RequestReader:
         self._owner.head_arrived(request)
 
     def on_body(self, piece: bytes) -> None:
-        request = self._request()
+        request = self.arriving or self._request()
         self._unmoved = 0
         size = len(piece)
-        self._check_size(request.body_bytes + size)
-        if not self._gateway.bodies.take(size):
+        request.body_bytes = so_far = request.body_bytes + size
+        gateway = self._gateway
+        if so_far > gateway.settings.max_body_bytes or not gateway.bodies.take(size):
+            request.body_bytes -= size  # it was not taken
+            self._check_size(so_far)
             raise self._no_memory()
-        request.body_bytes += size
         request.pieces.append(piece)
 
     def on_message_complete(self) -> None:
-        request = self._request()
+        request = self.arriving or self._request()
         self._unmoved = 0
         self.arriving = None
         if self._offer is not None:
@@ -181,23 +182,27 @@ class RequestReader:
 
     def _check_fields(self, request: Request) -> None:
         headers = request.headers
-        size = len(request.target) + 4 * len(headers) + sum(map(len, chain.from_iterable(headers)))
+        names, values = named(headers)
+        size = len(request.target) + 4 * len(headers) + names.size + len(b"".join(values))
         if size > HEAD_BYTES_MAX or len(headers) > HEADERS_MAX:
             raise _too_large_a_head()
-        fields = {name.lower(): value for name, value in headers}
-        length = fields.get(b"content-length")
-        if length is not None:
+        if names.length >= 0:
             # llhttp has made sure that it is a number, and the only one.
-            self._check_size(int(length))
-            if not self._gateway.bodies.has_room(int(length)):
+            length = int(values[names.length])
+            self._check_size(length)
+            if not self._gateway.bodies.has_room(length):
                 raise self._no_memory()
+        if not names.is_plain:
+            self._check_rare_fields(request)
+
+    def _check_rare_fields(self, request: Request) -> None:
+        fields = {name.lower(): value for name, value in request.headers}
         if b"transfer-encoding" in fields:
             self._check_coding(request)
         if b"expect" in fields:
             request.wants_continue = fields[b"expect"].lower() == b"100-continue"
-        is_host_missing = b"host" not in fields and request.is_http11
-        has_repeats = len(fields) < len(headers)
-        if is_host_missing or (has_repeats and len(_lines(b"host", headers)) > 1):
+        hosts = len(_lines(b"host", request.headers))
+        if hosts > 1 or (not hosts and request.is_http11):
             raise Unacceptable("A request has one Host field.")
 
     def _check_coding(self, request: Request) -> None:

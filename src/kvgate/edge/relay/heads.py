@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
-from typing import TypeAlias
+from collections.abc import Callable
+from operator import itemgetter
+from typing import Any, TypeAlias
 
 Headers: TypeAlias = list[tuple[bytes, bytes]]
 
@@ -30,9 +32,91 @@ _REMADE = HOP_BY_HOP | {
 }
 # Trailer field names are kept: trailers are relayed with the body.
 _NOT_RELAYED = (HOP_BY_HOP - {b"trailer"}) | {b"x-accel-buffering"}
-
-
 _WAYS = (b"via", b"x-forwarded-for")
+# Heads with more or longer names than these are looked at anew each time: a client cannot fill memory.
+_REMEMBERED_NAMES = 64
+_REMEMBERED_BYTES = 2048
+_FORMS_MAX = 16
+_NO_HOPS: dict[bytes, bytes] = {}
+
+
+class Named:
+    """What the names in the head of a request say. The same client sends the same names each time.
+
+    `size`: their bytes together. `length`: where `Content-Length` is; -1 for nowhere. `is_plain`: there
+    is no field that needs a closer look: one `Host`, no `Expect`, no `Transfer-Encoding`.
+    """
+
+    __slots__ = ("_forms", "_lower", "_names", "is_plain", "length", "size")
+
+    def __init__(self, names: tuple[bytes, ...]) -> None:
+        lower = [name.lower() for name in names]
+        self._names, self._lower = names, lower
+        self._forms: dict[frozenset[bytes], Form | None] = {}
+        self.size = sum(map(len, names))
+        self.length = _place_of(b"content-length", lower)
+        is_usual = b"transfer-encoding" not in lower and b"expect" not in lower
+        self.is_plain = is_usual and lower.count(b"host") == 1
+
+    def form(self, dropped: frozenset[bytes]) -> Form | None:
+        """How to write what is passed on of such a head; None where its values have a say in that."""
+        if dropped not in self._forms:
+            if len(self._forms) >= _FORMS_MAX:
+                self._forms.clear()
+            lower = self._lower
+            is_simple = lower.count(b"connection") < 2 and not (dropped & set(_WAYS) & set(lower))
+            self._forms[dropped] = Form(self._names, lower, dropped) if is_simple else None
+        return self._forms[dropped]
+
+
+class Form:
+    """The lines of one kind of head, as a format for its values: one call into C writes all of them."""
+
+    __slots__ = ("connection", "pick", "text")
+
+    def __init__(self, names: tuple[bytes, ...], lower: list[bytes], dropped: frozenset[bytes]) -> None:
+        kept = [at for at, name in enumerate(lower) if name not in dropped]
+        self.text = b"".join([names[at].replace(b"%", b"%%") + b": %b\r\n" for at in kept])
+        self.pick: Callable[[tuple[bytes, ...]], Any] = itemgetter(*kept) if kept else _nothing
+        self.connection = _place_of(b"connection", lower)
+
+
+def _nothing(values: tuple[bytes, ...]) -> tuple[bytes, ...]:
+    return ()
+
+
+def _place_of(wanted: bytes, lower: list[bytes]) -> int:
+    return max([at for at, name in enumerate(lower) if name == wanted], default=-1)
+
+
+_remembered = functools.lru_cache(maxsize=256)(Named)
+
+
+class Fields(list[tuple[bytes, bytes]]):
+    """The fields of a request as they arrive; once somebody has asked `named`, none may be added."""
+
+    __slots__ = ("known",)
+
+    known: tuple[Named, tuple[bytes, ...]]
+
+
+def named(headers: Headers) -> tuple[Named, tuple[bytes, ...]]:
+    """What the names say, and the values, in order."""
+    known: tuple[Named, tuple[bytes, ...]] | None = getattr(headers, "known", None)
+    if known is None:
+        known = _look_up(headers)
+        if isinstance(headers, Fields):
+            headers.known = known
+    return known
+
+
+def _look_up(headers: Headers) -> tuple[Named, tuple[bytes, ...]]:
+    if not headers:
+        return _remembered(()), ()
+    names, values = zip(*headers, strict=True)
+    if len(names) > _REMEMBERED_NAMES or len(b"".join(names)) > _REMEMBERED_BYTES:
+        return Named(names), values
+    return _remembered(names), values
 
 
 def _named_by_connection(headers: Headers) -> frozenset[bytes]:
@@ -44,8 +128,19 @@ def _named_by_connection(headers: Headers) -> frozenset[bytes]:
     return frozenset(names - _OF_CONNECTION)
 
 
-def _relayed(headers: Headers, dropped: frozenset[bytes]) -> tuple[list[bytes], dict[bytes, bytes]]:
-    """The lines that are passed on, in parts; of what is dropped, the hops that it came over."""
+def _relayed(headers: Headers, dropped: frozenset[bytes]) -> tuple[bytes, dict[bytes, bytes]]:
+    """The lines that are passed on; of what is dropped, the hops that it came over."""
+    known, values = named(headers)
+    form = known.form(dropped)
+    if form is not None:
+        at = form.connection
+        if at < 0 or values[at].lower() in _OF_CONNECTION:
+            return form.text % form.pick(values), _NO_HOPS
+    return _looked_at(headers, dropped)
+
+
+def _looked_at(headers: Headers, dropped: frozenset[bytes]) -> tuple[bytes, dict[bytes, bytes]]:
+    """The same, line by line: some of them say what becomes of others."""
     parts: list[bytes] = []  # joined later, which takes half the time of formatting each line
     hops: dict[bytes, bytes] = {}
     for name, value in headers:
@@ -53,12 +148,12 @@ def _relayed(headers: Headers, dropped: frozenset[bytes]) -> tuple[list[bytes], 
         if lower not in dropped:
             parts += (name, b": ", value, b"\r\n")
         elif lower == b"connection":
-            named = _named_by_connection(headers)
-            if not named <= dropped:
-                return _relayed(headers, dropped | named)
+            named_here = _named_by_connection(headers)
+            if not named_here <= dropped:
+                return _looked_at(headers, dropped | named_here)
         elif lower in _WAYS:
             hops[lower] = hops.get(lower, b"") + value + b", "
-    return parts, hops
+    return b"".join(parts), hops
 
 
 @functools.lru_cache(maxsize=64)
@@ -81,13 +176,13 @@ def request_head(
     `Via` and `X-Forwarded-For` are added to, over all their lines: what a client claims there stays
     readable, and our own entry is always the last one.
     """
-    parts, hops = _relayed(headers, _dropped_towards_engine(drop))
+    lines, hops = _relayed(headers, _dropped_towards_engine(drop))
     length = b"" if not body_bytes and method in _BODILESS else b"content-length: %d\r\n" % body_bytes
     return b"%b %b HTTP/1.1\r\nhost: %b\r\n%b%bvia: %b1.1 kvgate\r\nx-forwarded-for: %b%b\r\n\r\n" % (
         method,
         target,
         host,
-        b"".join(parts),
+        lines,
         length,
         hops.get(b"via", b""),
         hops.get(b"x-forwarded-for", b""),
@@ -97,7 +192,7 @@ def request_head(
 
 def response_head(status: int, phrase: bytes, headers: Headers, framing: bytes, added: bytes) -> bytes:
     """The head sent to the client. `framing` and `added` are whole header lines."""
-    lines = b"".join(_relayed(headers, _NOT_RELAYED)[0])
+    lines, _ = _looked_at(headers, _NOT_RELAYED)  # an engine sends few fields: to remember costs more
     # nginx and its relatives buffer a stream unless told not to.
     unbuffered = b"x-accel-buffering: no\r\n" if b"text/event-stream" in lines.lower() else b""
     return b"HTTP/1.1 %d %b\r\n%b%b%b%b\r\n" % (status, phrase, lines, unbuffered, framing, added)

@@ -12,6 +12,7 @@ from kvgate.config import Settings
 from kvgate.core.gate import Gate
 from kvgate.core.records import Ask
 from kvgate.edge.relay.body_memory import BodyMemory
+from kvgate.edge.relay.finished import Finished
 from kvgate.edge.relay.heads import Headers
 from kvgate.edge.upstreams.routing import Fleet
 from kvgate.edge.upstreams.upstream import Upstream
@@ -43,7 +44,6 @@ class Host(Protocol):
         shape: Shape,
         prompts: tuple[int, ...] | None,
         headers: Headers,
-        identity: tuple[int, int],
     ) -> tuple[Upstream, Ask]: ...
 
-    def observe(self, outcome: str, seconds: float, wait_seconds: float, **figures: int | None) -> None: ...
+    def observe(self, finished: Finished) -> None: ...

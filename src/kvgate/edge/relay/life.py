@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from kvgate.core.records import Ask, Ending, Granted, Key, Misuse
 from kvgate.edge import clock
+from kvgate.edge.relay.finished import Finished
 from kvgate.edge.relay.host import Host
 from kvgate.edge.relay.state import NEXT, State
 
@@ -88,12 +89,14 @@ class Life:
         if usage is not None and self._counted_prompt is not None:
             self._upstream.counter.trust.reported(self._count_source, self._counted_prompt, usage.prompt)
         self._gateway.observe(
-            outcome,
-            clock.now() - self._started,
-            self._wait,
-            used_tokens=None if usage is None else usage.total,
-            priced_tokens=self._priced_tokens,
-            reserved_tokens=self._reserved_tokens,
-            counted_prompt=self._counted_prompt,
-            engine_prompt=None if usage is None else usage.prompt,
+            Finished(
+                outcome,
+                clock.now() - self._started,
+                self._wait,
+                None if usage is None else usage.total,
+                self._priced_tokens,
+                self._reserved_tokens,
+                self._counted_prompt,
+                None if usage is None else usage.prompt,
+            )
         )

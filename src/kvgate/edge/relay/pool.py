@@ -131,7 +131,7 @@ class EnginePool:
 
     def idle(self, connection: EngineConnection) -> None:
         """A connection's answer has ended and it can be used again."""
-        connection.idle_since = self.loop.time()
+        connection.idle_since = connection.last_byte  # just now
         connection.transport.resume_reading()
         if len(self._idle) < IDLE_CONNECTIONS_MAX:
             self._idle.append(connection)

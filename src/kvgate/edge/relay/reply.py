@@ -45,7 +45,8 @@ class Reply:
     def piece(self, piece: bytes) -> bytes:
         """The bytes to write for a piece of the answer; the head comes with the first."""
         if self._tail is not None:
-            self._tail = (self._tail + piece[-TAIL_BYTES:])[-TAIL_BYTES:]
+            end = piece[-TAIL_BYTES:]
+            self._tail = (self._tail + end)[-TAIL_BYTES:] if self._tail else end
         if self._chunks and piece:
             piece = frame(piece)
         if self._head:

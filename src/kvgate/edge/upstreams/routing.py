@@ -150,7 +150,10 @@ class Fleet:
 
 def first_up(upstreams: Sequence[Upstream]) -> Upstream:
     """The first that can be reached, or the first: to try it is how its return is noticed."""
-    return next((upstream for upstream in upstreams if upstream.is_up), upstreams[0])
+    for upstream in upstreams:
+        if upstream.is_up:
+            return upstream
+    return upstreams[0]
 
 
 def kin(upstreams: Sequence[Upstream], path: bytes, model: str | None) -> tuple[Upstream, ...]:

@@ -198,7 +198,7 @@ class Setting:
         The last token of a sequence is never stored, so prompt + cap - 1 are.
         """
         size = self.pool.block_size
-        blocks = tokens // size
+        blocks = max(1, tokens // size)
         # As many choices as it takes to stay within the context, each a whole number of blocks.
         for choices in range(1, 129):
             each = blocks // choices * size

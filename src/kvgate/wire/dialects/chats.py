@@ -82,7 +82,10 @@ def media_in(content: Any) -> int:
 def is_text_part(part: Any) -> bool:
     if isinstance(part, str):
         return True
-    return isinstance(part, dict) and part.get("type", "text" if "text" in part else "?") in _TEXT_TYPES
+    if not isinstance(part, dict):
+        return False
+    named = part.get("type", "text" if "text" in part else "?")
+    return isinstance(named, str) and named in _TEXT_TYPES  # it may be anything that JSON has
 
 
 def from_anthropic(fields: Mapping[str, Any]) -> Conversation:

@@ -5,6 +5,7 @@ Engines disagree on `"5"`, `5.0`, `true` and `0` as a number of tokens, so none 
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping
 from typing import Any
 
@@ -108,9 +109,15 @@ def refuse(fields: Mapping[str, Any], names: tuple[str, ...], why: str) -> None:
 
 def is_token_list(value: list[Any]) -> bool:
     """True for a list of at least one token id, and nothing else."""
-    # `type` and not `isinstance`, which lets booleans pass; both steps run in C, because token
-    # lists are long.
-    return bool(value) and set(map(type, value)) == {int} and min(value) >= 0
+    # `type` and not `isinstance`, which lets booleans pass; all steps run in C, because token lists
+    # are long, and these take half the time of a set of the types and a minimum.
+    if not value or list(map(type, value)).count(int) < len(value):
+        return False
+    try:
+        array("Q", value)  # refuses what is negative, or larger than any id
+    except OverflowError:
+        return bool(min(value) >= 0)
+    return True
 
 
 def tokens_of(fields: Mapping[str, Any], name: str) -> list[int]:

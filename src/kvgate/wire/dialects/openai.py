@@ -160,6 +160,9 @@ def _caps(fields: Mapping[str, Any], *, is_chat: bool) -> tuple[int | None, tupl
     present = [name for name in CAP_FIELDS if name in fields]
     if not present:
         return None, _NO_CAP
+    if present == ["max_tokens"]:  # the usual body
+        own = cap_of(fields, "max_tokens", unset=(-1,), zero=not is_chat)
+        return 1 if own == 0 else own, (CapPlace(("max_tokens",), own),)
     # -1 is llama.cpp's way to say unset.
     caps = [(name, cap_of(fields, name, unset=(-1,), zero=not is_chat)) for name in present]
     given = [(name, cap) for name, cap in caps if cap is not None]

@@ -11,6 +11,7 @@ import enum
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+from kvgate.core.record import record
 from kvgate.wire.body import Body, Path
 
 
@@ -49,7 +50,7 @@ class Mixed:
     overhead: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Conversation:
     """One prompt that the engine's chat template writes.
 
@@ -73,7 +74,7 @@ class Unseen:
 Part: TypeAlias = str | list[int] | Mixed | Conversation | Unseen
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class CapPlace:
     """A place in the body for the cap; `own` is what stood there, or the engine's default."""
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from kvgate.core.record import record
 from kvgate.wire.dialects.shape import Api, Conversation, Mixed, Part, RequestShape
 from kvgate.wire.engines import bounds
 from kvgate.wire.routes import Routes
@@ -15,7 +16,7 @@ from kvgate.wire.routes import Routes
 POOLED_CALLS_MAX = 64
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class CountCall:
     """One POST to the engine that answers with a number of prompt tokens."""
 
@@ -31,7 +32,7 @@ class NoCount(ValueError):
 Sum: TypeAlias = tuple[CountCall | int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class CountPlan:
     """How the prompts of a request are counted: for each part the calls and numbers to add up.
 
@@ -48,12 +49,15 @@ class CountPlan:
     @property
     def known(self) -> tuple[int, ...] | None:
         """The counts, where no call is needed for them."""
-        numbers = tuple(sum(n for n in part if isinstance(n, int)) for part in self.parts if _is_known(part))
-        return numbers if len(numbers) == len(self.parts) else None
-
-
-def _is_known(part: Sum) -> bool:
-    return all(isinstance(term, int) for term in part)
+        numbers = []
+        for terms in self.parts:
+            number = 0
+            for term in terms:
+                if not isinstance(term, int):
+                    return None
+                number += term
+            numbers.append(number)
+        return tuple(numbers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +121,7 @@ class Engine:
             terms, source = self._terms(shape, part, is_many)
             parts.append(terms)
             sources.add(source)
-        source = next(name for name in ("bound", "engine", "request") if name in sources)
+        source = "bound" if "bound" in sources else "engine" if "engine" in sources else "request"
         return CountPlan(tuple(parts), source)
 
     def _uncounted(self, shape: RequestShape) -> str | None:
