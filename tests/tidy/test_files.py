@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from pathlib import Path
 
-SRC = Path(__file__).parents[2] / "src" / "kvgate"
+ROOT = Path(__file__).parents[2]
+SRC = ROOT / "src" / "kvgate"
 LINES_MAX = 300
 
 
@@ -32,3 +34,9 @@ def test_every_source_file_opens_with_what_it_promises() -> None:
 def test_a_long_file_and_a_silent_one_are_found() -> None:
     assert too_long({"a": "x\n" * 301, "b": "x\n" * 300}) == ["a"]
     assert silent({"a": "x = 1\n", "b": '"""Says."""\n', "c": ""}) == ["a"]
+
+
+def test_no_two_test_files_have_one_name() -> None:
+    # pytest would collect only the first of them, and only when both folders are asked for.
+    names = Counter(path.name for path in (ROOT / "tests").rglob("test_*.py"))
+    assert [name for name, count in names.items() if count > 1] == []
