@@ -9,7 +9,7 @@ ARGS ?=
 VLLM := .venv-vllm
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test test-vllm test-tokenizers test-sdks lint bench peers clean
+.PHONY: help demo serve test test-vllm test-tokenizers test-sdks lint bench peers compiled clean
 
 help: ## show this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -40,6 +40,9 @@ lint: $(READY) ## format, lint and types only
 
 peers: $(READY) ## the gateways that the benchmark compares with, into .cache/peers (1.5 GB)
 	$(BIN)/python benchmarks/relay.py install
+
+compiled: $(READY) ## the hot path compiled to C, into build/compiled (experimental; needs gcc)
+	$(BIN)/python tools/compile.py
 
 bench: peers ## every benchmark, one after the other
 	@set -e; for file in benchmarks/[a-z]*.py; do echo "== $$file"; $(BIN)/python "$$file" $(ARGS); done

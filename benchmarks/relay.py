@@ -9,7 +9,9 @@ this client share another. Gateways are measured in turn, each started afresh fo
 that a slow minute of the machine meets all of them. `relaybench/measure.py` says what is counted.
 kvgate does its full work: it parses and prices each body, reserves, writes the cap into the body,
 reads the usage and releases. `kvgate-ids` gets prompts of token ids, which need no count;
-`kvgate-count` gets chats, and asks the engine for each count. The others only forward.
+`kvgate-count` gets chats, always the same one, so that the engine is asked once and its count is
+remembered: what counting costs is benchmarks/counting.py's. `compiled` is the same with the hot path
+compiled (tools/compile.py). The others only forward.
 """
 
 from __future__ import annotations

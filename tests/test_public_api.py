@@ -72,6 +72,6 @@ def test_everything_public_says_what_it_does() -> None:
 
 def test_the_reference_is_what_the_docstrings_say() -> None:
     done = subprocess.run(
-        [sys.executable, str(ROOT / "docs" / "make_api.py"), "--check"], capture_output=True, text=True
+        [sys.executable, str(ROOT / "tools" / "make_api.py"), "--check"], capture_output=True, text=True
     )
     assert done.returncode == 0, done.stdout + done.stderr

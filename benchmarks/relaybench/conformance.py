@@ -33,7 +33,7 @@ def run_all(gateways: list[Gateway], out: Path, only: str | None) -> None:
     absent: dict[str, str] = {}
     files: list[str] = []
     for gateway in gateways:
-        if gateway.name in ("kvgate-ids", "bare"):
+        if gateway.name in ("kvgate-ids", "compiled", "bare"):
             continue  # the same gateway as kvgate-count; not a gateway at all
         name = "kvgate" if gateway.name == "kvgate-count" else gateway.name
         label, file = f"{name} {gateway.version}", out / f"{name}.json"

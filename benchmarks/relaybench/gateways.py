@@ -60,6 +60,10 @@ def kvgate_command(engine: int, port: int, directory: Path) -> Command:
     return Command(words)
 
 
+def compiled_command(engine: int, port: int, directory: Path) -> Command:
+    return Command(kvgate_command(engine, port, directory).words, {"PYTHONPATH": str(peers.COMPILED)})
+
+
 def bare_command(engine: int, port: int, directory: Path) -> Command:
     return Command([sys.executable, str(Path(__file__).with_name("bare.py")), str(port), str(engine)])
 
@@ -148,6 +152,9 @@ def all_gateways() -> list[Gateway]:
         Gateway("kvgate-count", __version__, kvgate_command),
         Gateway("bare", "uvloop", bare_command),
     ]
+    is_compiled = peers.is_compiled()
+    command, absent = (compiled_command, "") if is_compiled else (None, "not compiled (make peers)")
+    found.insert(2, Gateway("compiled", __version__, command, absent))
     has_nginx = peers.nginx_binary() is not None
     version, absent = peers.nginx_version(), "" if has_nginx else peers.why_absent("nginx")
     found.append(Gateway("nginx", version, nginx_command if has_nginx else None, absent))

@@ -27,6 +27,8 @@ PINS: Mapping[str, str] = MappingProxyType(
         "litellm": "1.106.12",
     }
 )
+# kvgate itself, its hot path compiled by tools/compile.py.
+COMPILED = CACHE / "kvgate-compiled"
 EXTRAS = MappingProxyType({"litellm": "[proxy]"})
 INSTALL_WITHIN = 900.0  # seconds
 
@@ -35,6 +37,10 @@ def program(package: str, name: str) -> Path | None:
     """An installed program of a peer, or None."""
     path = CACHE / package / "bin" / name
     return path if path.exists() and marker(package).exists() else None
+
+
+def is_compiled() -> bool:
+    return any((COMPILED / "kvgate" / "core").glob("gate.*.so"))
 
 
 def why_absent(package: str) -> str:
@@ -59,6 +65,8 @@ def install_all() -> None:
             if error:
                 failure.write_text(error + "\n")
         print(f"{package} {version}: {why_absent(package) if failure.exists() else 'installed'}", flush=True)
+    error = attempt([sys.executable, str(ROOT / "tools" / "compile.py"), str(COMPILED)])
+    print(f"kvgate, compiled: {error or 'made'}", flush=True)
     if nginx_binary() is None:
         unpack_nginx()
     print(f"nginx: {nginx_binary() or why_absent('nginx')}", flush=True)

@@ -19,7 +19,7 @@ class NotHeld(Misuse):
     """That reservation has ended already, or never was. Nothing was changed."""
 
 
-class LedgerBroken(RuntimeError):
+class LedgerBroken(Exception):
     """The books do not add up. This is a defect in kvgate, never in its input."""
 
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 class Answer:
     """Receives one response (`engine.Receiver`). `watch`: what is read of it; None: nothing."""
 
+    __deletable__ = ("_exchange",)  # mypyc asks for it
     __slots__ = ("_added", "_client", "_exchange", "_reply", "_request", "_watch")
 
     _reply: Reply  # from the head on

@@ -52,6 +52,7 @@ class Owner(Protocol):
 class RequestReader:
     """The framing of one connection."""
 
+    __deletable__ = ("_owner", "_parser")  # mypyc asks for it
     __slots__ = (
         *("_add", "_gateway", "_is_head_done", "_offer", "_owner", "_parser", "_unmoved"),
         *("arriving", "since"),

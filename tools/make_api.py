@@ -1,4 +1,4 @@
-"""Writes docs/api.md out of the docstrings of the public names: `python docs/make_api.py`.
+"""Writes docs/api.md out of the docstrings of the public names: `python tools/make_api.py`.
 
 With --check it writes nothing and ends with 1 if the file is not what the docstrings say.
 """
@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 MODULES = ("kvgate", "kvgate.asgi", "kvgate.vllm")
-FILE = Path(__file__).with_name("api.md")
+FILE = Path(__file__).resolve().parents[1] / "docs" / "api.md"
 HEAD = """# API reference
 
-Made from the docstrings by `python docs/make_api.py`. What is not listed here is not public.
+Made from the docstrings by `python tools/make_api.py`. What is not listed here is not public.
 """
 
 
@@ -79,7 +79,7 @@ def main() -> int:
         return 0
     if FILE.exists() and FILE.read_text("utf-8") == text:
         return 0
-    print("docs/api.md is not what the docstrings say: run python docs/make_api.py")
+    print("docs/api.md is not what the docstrings say: run python tools/make_api.py")
     return 1
 
 
