@@ -63,6 +63,7 @@ async def _judge(setting: Setting, case: Case, limit: float) -> Result:
 
     limit = max(limit, case.seconds)
     try:
+        await setting.begin()
         async with asyncio.timeout(limit):
             await case.run(setting)
         if case.ends_idle:
