@@ -162,10 +162,10 @@ def measured(how: str, engine: str, url: str, minutes: float, clients: int, seed
 
 
 @contextlib.contextmanager
-def vllm(python: str, blocks: int) -> Iterator[str]:
+def vllm(python: str, blocks: int, size: list[str]) -> Iterator[str]:
     """A server with a pool of `blocks` blocks."""
     with tempfile.TemporaryDirectory() as folder, (Path(folder) / "log").open("w+") as log:
-        subprocess.run([python, str(ROOT / "tests/vllm/make_model.py"), f"{folder}/model"], check=True)
+        subprocess.run([python, str(ROOT / "tests/vllm/make_model.py"), f"{folder}/model", *size], check=True)
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
@@ -244,12 +244,19 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--mix", choices=["adversarial", "plain"], default="adversarial")
     parser.add_argument("--only", choices=["direct", "gated"])
+    parser.add_argument(
+        "--model-size", default="128,2", help="hidden width and layers: a larger model's work"
+    )
     parser.add_argument("--url", help="a vLLM that runs already")
     parser.add_argument(
         "--python", default=os.environ.get("KVGATE_VLLM_PYTHON", str(ROOT / ".venv-vllm/bin/python"))
     )
     given = parser.parse_args()
-    running = contextlib.nullcontext(given.url) if given.url else vllm(given.python, given.blocks)
+    running = (
+        contextlib.nullcontext(given.url)
+        if given.url
+        else vllm(given.python, given.blocks, given.model_size.split(","))
+    )
     tallies = []
     with running as engine:
         load = (given.minutes, given.clients, given.seed, given.mix)

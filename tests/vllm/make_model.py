@@ -1,4 +1,4 @@
-"""Write a tiny random-weight model that vLLM can serve: `python make_model.py FOLDER`.
+"""Write a tiny random-weight model that vLLM can serve: `python make_model.py FOLDER [HIDDEN LAYERS]`.
 
 Runs in vLLM's own environment, for its `tokenizers` package. The weights are made up by vLLM
 (`--load-format dummy`); the tokenizer is real, one token a byte.
@@ -31,7 +31,7 @@ CONFIG = {
 }
 
 
-def main(folder: Path) -> None:
+def main(folder: Path, hidden: int = 128, layers: int = 2) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE(vocab={char: i for i, char in enumerate(alphabet)}, merges=[]))
@@ -47,8 +47,10 @@ def main(folder: Path) -> None:
         "chat_template": TEMPLATE,
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-    (folder / "config.json").write_text(json.dumps(CONFIG))
+    heads = {"num_attention_heads": hidden // 64, "num_key_value_heads": min(2, hidden // 64)}
+    sizes = {"hidden_size": hidden, "intermediate_size": 2 * hidden, "num_hidden_layers": layers}
+    (folder / "config.json").write_text(json.dumps(CONFIG | sizes | heads))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), *map(int, sys.argv[2:]))
