@@ -59,7 +59,7 @@ $(READY): requirements.lock pyproject.toml
 	  echo "kvgate needs Python 3.11 or newer; '$(PYTHON)' is older, or does not run."; \
 	  echo "Name another: make PYTHON=/path/to/python3.12"; exit 1; }
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || { \
-	  echo "Making $(VENV); the first set-up downloads about 300 MB, the demo's model included."; \
+	  echo "Making $(VENV); the first set-up downloads about 500 MB, the demo's model included."; \
 	  rm -rf $(VENV); \
 	  $(PYTHON) -m venv $(VENV) >/dev/null 2>&1 || { \
 	    rm -rf $(VENV); \

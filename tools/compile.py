@@ -22,7 +22,7 @@ HOT = (
     "wire/{body,sse,chunks,routes}",
     "wire/dialects/{shape,fields,openai,chats}",
     "edge/relay/{client,framing,engine,answer,reply,events,life,asking,exchange,watch,state}",
-    "edge/relay/{finished,body_memory,answers}",
+    "edge/relay/{finished,body_memory,answers,comments,late_answer}",
     "edge/{gatekeeper}",
     "edge/observing/{histogram}",
     "edge/counting/{counter,counted,engine_count}",

@@ -63,6 +63,7 @@ class Settings:
     default_output_cap: int | None = None
     max_output_cap: int | None = None
     max_wait: float = 5.0
+    waiting_comments: float = 0.0  # between comments to a stream that waits; 0: none
     line_limit: int = 1024
     line_tokens: int | None = None  # of all who wait for one pool; None: no limit
     sticky_header: str | None = None  # requests with the same value in it go to the same pool

@@ -54,6 +54,7 @@ OTHER: dict[str, tuple[str, dict[str, Any]]] = {
     "max-output-cap": ("200", {"max_output_cap": 200}),
     "max-wait": ("2.5", {"max_wait": 2.5}),
     "line-limit": ("10", {"line_limit": 10}),
+    "waiting-comments": ("5", {"waiting_comments": 5.0}),
     "allow-path": ("/tokenize", {"allow_paths": ("/tokenize",)}),
     "busy-status": ("503", {"busy_status": 503}),
     "max-body-bytes": ("1000", {"max_body_bytes": 1000}),

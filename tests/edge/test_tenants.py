@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
+import json
+import urllib.request
 from pathlib import Path
 from typing import Any
 
 import pytest
+from harness import Client, Stack, request
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -174,3 +178,48 @@ def test_names_in_the_metrics_are_bounded() -> None:
 def test_a_request_without_a_key_has_no_hash() -> None:
     assert hash_of([(b"authorization", b"Bearer ")]) is None
     assert hash_of(bearer()) == HASH
+
+
+def test_the_metrics_tell_tenants_apart_and_follow_a_reload(tmp_path: Path) -> None:
+    file = tmp_path / "kvgate.toml"
+    table = '[[tenant]]\nname = "{}"\nkeys = ["{}"]\n'
+    file.write_text(table.format("acme", SECRET))
+    stack = Stack("--config", str(file))
+    name = "kvgate_tenant_requests_total"
+    done = f'{name}{{outcome="completed",tenant="%s"}} %s'
+    held = 'kvgate_tenant_reserved_blocks{tenant="acme"} %s'
+    try:
+        assert done % ("acme", "0.0") in stack.metrics()
+        asyncio.run(one_request_each(stack, held % "0.0"))
+        shown = stack.metrics()
+        assert done % ("acme", "1.0") in shown
+        assert done % ("default", "1.0") in shown
+        assert SECRET not in shown
+        file.write_text(table.format("acme", SECRET) + table.format("late", "sk-late"))
+        url = f"http://127.0.0.1:{stack.gateway.admin_port}/reload"
+        with urllib.request.urlopen(urllib.request.Request(url, method="POST"), timeout=5) as answer:
+            told = json.loads(answer.read())
+        assert told["changed"]["tenants"] == {
+            "from": [{"name": "acme"}],
+            "to": [{"name": "acme"}, {"name": "late"}],
+        }
+        shown = stack.metrics()
+        assert done % ("acme", "1.0") in shown
+        assert done % ("late", "0.0") in shown
+    finally:
+        stack.stop()
+
+
+async def one_request_each(stack: Stack, nothing_held: str) -> None:
+    key = f"Authorization: Bearer {SECRET}\r\n"
+    slow = {"chunks": 200, "interval_ms": 20}
+    client = await Client.connect(stack.port)
+    client.send(request(script=slow, headers=key))
+    await client.events(1)
+    assert nothing_held not in await asyncio.to_thread(stack.metrics)
+    client.cut()
+    await stack.until(reserved_blocks=0)
+    assert nothing_held in await asyncio.to_thread(stack.metrics)
+    assert (await stack.fetch(request(headers=key))).status == 200
+    assert (await stack.fetch(request(headers="Authorization: Bearer sk-other\r\n"))).status == 200
+    await stack.until(reserved_blocks=0)

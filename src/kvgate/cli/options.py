@@ -88,6 +88,9 @@ OPTIONS: tuple[Option, ...] = (
            "Upper limit for every request's cap; unset: no limit.", "N"),
     Option("max-wait", ("max_wait",), SECONDS, _ADMISSION,
            "Seconds that a request may wait for room before it is refused.", "S"),
+    Option("waiting-comments", ("waiting_comments",), SECONDS, _ADMISSION,
+           "Seconds after which, and between which, a stream that waits gets a comment; 0: none. The "
+           "status is 200 from then on.", "S"),
     Option("line-limit", ("line_limit",), COUNT, _ADMISSION, "Requests that may wait at once.", "N"),
     Option("line-tokens", ("line_tokens",), COUNT, _ADMISSION,
            "Tokens that those who wait for one pool may need together; unset: no limit.", "N"),

@@ -13,7 +13,7 @@ import click
 
 from kvgate.config import Settings
 from kvgate.edge.gateway import Gateway
-from kvgate.edge.reload import CannotReload
+from kvgate.edge.reload import CannotReload, plain
 
 
 class Reloader:
@@ -33,8 +33,12 @@ class Reloader:
         for line in reloaded.lines():
             self._tell(f"kvgate: reload: {line}")
         return {
-            "changed": {name: {"from": old, "to": new} for name, (old, new) in reloaded.changed.items()},
-            "needs_restart": {name: {"is": old, "not": new} for name, (old, new) in reloaded.kept.items()},
+            "changed": {
+                name: {"from": plain(old), "to": plain(new)} for name, (old, new) in reloaded.changed.items()
+            },
+            "needs_restart": {
+                name: {"is": plain(old), "not": plain(new)} for name, (old, new) in reloaded.kept.items()
+            },
         }
 
     def on_signal(self) -> None:

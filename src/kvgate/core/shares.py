@@ -72,6 +72,10 @@ class Shares:
         account = self._accounts[tenant.name] = Account(tenant)
         return account
 
+    def held(self) -> dict[str, int]:
+        """Blocks by the name of the tenant that holds them; who holds none is left out."""
+        return {name: account.held for name, account in self._accounts.items() if account.held}
+
     def hold(self, tenant: Tenant, blocks: int, cost: float) -> Account:
         """`blocks` were granted; `cost` is blocks x expected seconds."""
         account = self.account(tenant)

@@ -80,6 +80,7 @@ class AdminServer:
         self._loop = asyncio.get_running_loop()
         self._server = _Server(self._host, self.port, self)
         self.port = self._server.server_address[1]
+        self._know_tenants()
         self._gateway.observers.append(self.telemetry.observe)
         threading.Thread(
             target=self._server.serve_forever, args=(0.2,), name="kvgate-admin", daemon=True
@@ -92,6 +93,9 @@ class AdminServer:
             self._gateway.observers.remove(self.telemetry.observe)
             await asyncio.to_thread(server.shutdown)
             server.server_close()
+
+    def _know_tenants(self) -> None:
+        self.telemetry.tenants.know(self._gateway.snapshot().get("tenants", ()))
 
     # From here on: called in the server's threads.
 
@@ -106,7 +110,14 @@ class AdminServer:
         """Read the options again. Raises `CannotReload`; then nothing has changed."""
         if self._reload is None:
             raise CannotReload("this gateway was not started from options that could be read again")
-        return self._on_loop(self._reload)
+        reload = self._reload
+
+        def reload_and_know() -> dict[str, Any]:
+            told = reload()
+            self._know_tenants()
+            return told
+
+        return self._on_loop(reload_and_know)
 
     def explain(self, path: str, body: bytes) -> dict[str, Any]:
         async def ask() -> dict[str, Any]:

@@ -6,7 +6,7 @@ restart, and keeps its old value; either all of it is applied or, on an error, n
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from kvgate.config import Settings, UpstreamSettings
@@ -129,10 +129,24 @@ def _flag(name: str) -> str:
     return "--" + _FLAGS.get(name, name.replace("_", "-"))
 
 
-_FLAGS = {"allow_paths": "allow-path", "upstreams": "upstream"}
+_FLAGS = {"allow_paths": "allow-path", "upstreams": "upstream", "tenants": "tenant", "classes": "class"}
 
 
 def _shown(value: Any) -> str:
     if isinstance(value, tuple):
-        return " ".join(getattr(each, "url", str(each)) for each in value) or "none"
+        return " ".join(_shown(each) for each in value) or "none"
+    if is_dataclass(value):
+        told = getattr(value, "url", None)
+        return told or ",".join(f"{name}={each}" for name, each in plain(value).items())
     return "unset" if value is None else str(value)
+
+
+def plain(value: Any) -> Any:
+    """A setting as JSON has it. Of a record what differs from the default, and no hash of a key."""
+    if isinstance(value, tuple):
+        return [plain(each) for each in value]
+    if not is_dataclass(value):
+        return value
+    named = {each.name: getattr(value, each.name) for each in fields(value) if each.name != "key_hashes"}
+    defaults = {each.name: each.default for each in fields(value)}
+    return {name: plain(each) for name, each in named.items() if each != defaults[name]}

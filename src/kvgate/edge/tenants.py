@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import threading
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -94,11 +95,15 @@ class Tenants:
 
 
 class Labels:
-    """Names for the metrics: all that are configured, the first few others, and then `other`."""
+    """Names for the metrics: all that are configured, the first few others, and then `other`.
+
+    May be asked from any thread; only a name that is new waits for the lock.
+    """
 
     def __init__(self, configured: Iterable[str] = (), limit: int = LABELS_MAX) -> None:
         self._known = set(configured)
         self._left = limit
+        self._lock = threading.Lock()
 
     def know(self, configured: Iterable[str]) -> None:
         """These are configured now, too: they have labels of their own whatever else came before."""
@@ -109,10 +114,12 @@ class Labels:
         name = name or DEFAULT_NAME
         if name in self._known:
             return name
-        if self._left <= 0:
-            return OTHER
-        self._left -= 1
-        self._known.add(name)
+        with self._lock:
+            if name not in self._known:
+                if self._left <= 0:
+                    return OTHER
+                self._left -= 1
+                self._known.add(name)
         return name
 
 

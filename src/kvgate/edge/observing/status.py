@@ -6,6 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from kvgate.core.records import Ending, Reason
+from kvgate.core.tenancy import DEFAULT_NAME
 from kvgate.edge import clock
 from kvgate.edge.upstreams.upstream import Upstream
 
@@ -33,6 +34,7 @@ def snapshot(gateway: Gateway) -> dict[str, Any]:
         "body_bytes_held": gateway.bodies.held,
         "engine_connections": sum(upstream.pool.open_connections for upstream in gateway.engines),
         "loop_lag": gateway.loop_lag.snapshot(),
+        "tenants": [rule.name for rule in gateway.settings.tenants],
         "pools": [pool(upstream) for upstream in gateway.upstreams],
         "counters": {
             "requests": gateway.requests,
@@ -60,6 +62,7 @@ def pool(upstream: Upstream) -> dict[str, Any]:
         "reserved_blocks": gate.ledger.reserved_blocks,
         "free_blocks": gate.ledger.free_blocks,
         "block_size": facts.block_size,
+        "held_by": {name or DEFAULT_NAME: n for name, n in gate.line.shares.held().items()},
         "live": len(gate.ledger),
         "lingering": upstream.keeper.lingering,
         "waiting": len(gate.line),

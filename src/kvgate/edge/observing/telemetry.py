@@ -8,7 +8,7 @@ Each gateway has a registry of its own.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 from prometheus_client import CollectorRegistry, Counter, generate_latest
@@ -23,6 +23,7 @@ from prometheus_client.registry import Collector
 from kvgate.core.records import Ending, Reason
 from kvgate.edge import clock
 from kvgate.edge.observing.histogram import Histogram
+from kvgate.edge.observing.tenant_figures import TenantFigures
 
 _log = logging.getLogger("kvgate.telemetry")
 
@@ -68,14 +69,17 @@ class Finished(Protocol):
     def counted_prompt(self) -> int | None: ...
     @property
     def engine_prompt(self) -> int | None: ...
+    @property
+    def tenant(self) -> str: ...
 
 
 class Telemetry:
-    """A registry over `read`, and the histograms that `observe` feeds."""
+    """A registry over `read`, and the histograms that `observe` feeds. `tenants`: the configured names."""
 
-    def __init__(self, read: Callable[[], Snapshot]) -> None:
+    def __init__(self, read: Callable[[], Snapshot], tenants: Iterable[str] = ()) -> None:
+        self.tenants = TenantFigures(tenants)
         self.registry = CollectorRegistry()
-        self.registry.register(_SnapshotCollector(read))
+        self.registry.register(_SnapshotCollector(read, self.tenants))
         self._request_seconds = self._histogram(
             "kvgate_request_seconds",
             "From a whole priced request to the end of its answer",
@@ -115,6 +119,7 @@ class Telemetry:
         """Take one finished request. Called on the gateway's loop."""
         self._request_seconds.of(finished.outcome).observe(finished.seconds)
         self._wait_seconds.observe(finished.wait_seconds)
+        self.tenants.count(finished.tenant, finished.outcome)
         used, priced, reserved = finished.used_tokens, finished.priced_tokens, finished.reserved_tokens
         if used is None or priced is None or reserved is None:
             return
@@ -144,8 +149,9 @@ class Telemetry:
 
 
 class _SnapshotCollector(Collector):
-    def __init__(self, read: Callable[[], Snapshot]) -> None:
+    def __init__(self, read: Callable[[], Snapshot], tenants: TenantFigures) -> None:
         self._read = read
+        self._tenants = tenants
 
     def describe(self) -> list[Metric]:
         # Says "nothing to compare" when registered, so that registering does not read the gateway.
@@ -156,6 +162,8 @@ class _SnapshotCollector(Collector):
         yield from _gateway(snapshot)
         yield from _pools(snapshot["pools"])
         yield from _counters(snapshot["counters"])
+        self._tenants.know(snapshot.get("tenants", ()))
+        yield from self._tenants.shown(snapshot["pools"])
         if "loop_lag" in snapshot:
             yield from _loop_lag(snapshot["loop_lag"])
 

@@ -8,8 +8,10 @@ from kvgate.edge.relay.heads import own_response
 from kvgate.edge.relay.host import Host
 from kvgate.edge.relay.pool import Fetched
 from kvgate.edge.relay.request import Request
+from kvgate.wire.chunks import LAST_CHUNK, frame
 from kvgate.wire.refusal import PHRASE, Dialect, render
 from kvgate.wire.routes import Route
+from kvgate.wire.sse import error_event
 
 # Seconds; an engine that restarts takes longer, but its clients are spread by then.
 UNAVAILABLE_RETRY = 2.0
@@ -51,6 +53,28 @@ def refusal(
         cap_name=route.cap_name if route else "max_tokens",
     )
     return _whole(request, status, PHRASE[status], headers, body)
+
+
+def refusal_event(
+    refused: Refused, *, busy_status: int, param: str | None = None, route: Route | None = None
+) -> bytes:
+    """The same refusal, where the client has had the head of a stream: an error event, and the end."""
+    dialect = route.dialect if route else Dialect.OPENAI
+    cap_name = route.cap_name if route else "max_tokens"
+    body = render(refused, dialect=dialect, busy_status=busy_status, param=param, cap_name=cap_name)[2]
+    name = b"event: error\n" if dialect is Dialect.ANTHROPIC else b""
+    return frame(name + error_event(body)) + LAST_CHUNK
+
+
+def event_stream_head(request: Request) -> bytes:
+    """A head of the gateway's own, for a stream of which nothing is known yet."""
+    return _STREAM_HEAD + (b"\r\n" if request.keep_alive else b"connection: close\r\n\r\n")
+
+
+_STREAM_HEAD = (
+    b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ncache-control: no-cache\r\n"
+    b"x-accel-buffering: no\r\ntransfer-encoding: chunked\r\n"
+)
 
 
 def error_in_answer(reason: Reason, message: str) -> bytes:

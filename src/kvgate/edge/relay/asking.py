@@ -14,6 +14,7 @@ from kvgate.core.records import Ask, Ending, Granted, Key, Reason, Refused
 from kvgate.edge.counting.counted import Counted, Counting, CountRefused, Outcome
 from kvgate.edge.identity import in_full
 from kvgate.edge.relay import answers
+from kvgate.edge.relay.comments import Comments
 from kvgate.edge.relay.host import Host
 from kvgate.edge.relay.life import Life
 from kvgate.edge.relay.request import Request
@@ -23,6 +24,7 @@ from kvgate.edge.upstreams.routing import NotServed, first_up
 from kvgate.edge.upstreams.upstream import Upstream
 from kvgate.wire.body import BadBody
 from kvgate.wire.dialects.openai import Shape
+from kvgate.wire.dialects.shape import StreamKind
 from kvgate.wire.routes import FREE_METHODS, Route, unpriced_message
 
 if TYPE_CHECKING:
@@ -37,7 +39,7 @@ class Asking(Life):
 
     # fmt: off
     __slots__ = (
-        "_ask", "_client", "_counted", "_counting", "_line_key", "_pools",
+        "_ask", "_client", "_comments", "_counted", "_counting", "_line_key", "_pools",
         "_request", "_route", "_shape", "_task",
     )
     # fmt: on
@@ -52,6 +54,7 @@ class Asking(Life):
         self._counting: Counting | None = None
         self._counted: Counted | None = None
         self._ask: Ask | None = None
+        self._comments: Comments | None = None
         self._pools: tuple[Upstream, ...] = ()  # that it may still go to
         self._task: asyncio.Task[None] | None = None
 
@@ -145,9 +148,21 @@ class Asking(Life):
         self._upstream, self._ask = self._gateway.choose(
             self._pools, shape, counted.prompts, self._request.headers
         )
+        self._tenant = self._ask.tenant.name
         self._line_key = self._upstream.keeper.ask(self._ask, self._answered, self._in_full)
         if self._line_key is not None:
             self._to(State.WAITING)
+            every = self._gateway.settings.waiting_comments
+            if every > 0:
+                self._comment(shape, every)
+
+    def _comment(self, shape: Shape, every: float) -> None:
+        """Tell a client that reads events, now and then, that it is not forgotten."""
+        if not shape.stream or shape.stream_kind is StreamKind.NDJSON or not self._request.is_http11:
+            return
+        if self._comments is None:
+            self._comments = Comments(self._gateway.loop, self._client, self._request, every)
+        self._comments.begin()
 
     def _in_full(self, ask: Ask) -> Ask:
         request = self._request
@@ -155,6 +170,8 @@ class Asking(Life):
 
     def _answered(self, given: Granted | Refused) -> None:
         self._line_key = None
+        if self._comments is not None:
+            self._comments.stop()
         if isinstance(given, Refused):
             self._refuse(given)
             return
@@ -206,6 +223,8 @@ class Asking(Life):
         if self._line_key is not None:
             self._upstream.keeper.leave(self._line_key)
             self._line_key = None
+            if self._comments is not None:
+                self._comments.stop()
 
     # --- what comes after
 
@@ -220,6 +239,9 @@ class Asking(Life):
     def _refuse(self, refused: Refused, param: str | None = None, *, after: float = 0.0) -> None:
         self._end(Ending.FAILED, after=after, outcome=refused.reason.value)
         busy_status, route = self._gateway.settings.busy_status, self._route
+        if self._has_head:
+            self._reply(answers.refusal_event(refused, busy_status=busy_status, param=param, route=route))
+            return
         answer = answers.refusal(self._request, refused, busy_status=busy_status, param=param, route=route)
         self._reply(answer)
 
@@ -228,6 +250,11 @@ class Asking(Life):
             self._gateway, Reason.ENGINE_UNAVAILABLE, f"The engine is not available: {why}."
         )
         self._refuse(refused, after=after)
+
+    @property
+    def _has_head(self) -> bool:
+        """The client has had a head of ours, and a status that can no longer be changed."""
+        return self._comments is not None and self._comments.has_head
 
     def _reply(self, response: bytes) -> None:
         self._client.write(response)

@@ -66,6 +66,12 @@ class ClientConnection(asyncio.Protocol):
         if self._held:
             self._let_go()  # an answer has begun, so the body will not be sent again
 
+    def write_ahead(self, data: bytes) -> None:
+        """What comes before the answer has begun: the body is still needed."""
+        if not self._is_closed:
+            self._written += len(data)
+            self.transport.write(data)
+
     def finished(self, *, keep_alive: bool) -> None:
         """The exchange has been answered whole."""
         self._exchange_over()

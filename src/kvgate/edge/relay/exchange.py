@@ -24,10 +24,12 @@ from kvgate.edge.relay.asking import Asking
 from kvgate.edge.relay.engine import EngineConnection
 from kvgate.edge.relay.heads import request_head
 from kvgate.edge.relay.host import Host
+from kvgate.edge.relay.late_answer import LateAnswer
 from kvgate.edge.relay.pool import EngineUnavailable
 from kvgate.edge.relay.state import State
 from kvgate.edge.relay.watch import Watch, watch_for
 from kvgate.wire.dialects.openai import Shape, enforce
+from kvgate.wire.refusal import Dialect
 
 if TYPE_CHECKING:
     from kvgate.edge.relay.client import ClientConnection
@@ -85,7 +87,11 @@ class Exchange(Asking):
         self._outgoing = head + body
         if len(self._pools) < 2:
             self._forget()
-        self._answer = Answer(self, self._client, request, added=added, watch=watch)
+        if self._comments is not None and self._has_head:
+            self._answer = late = LateAnswer(self, self._client, request, added=added, watch=watch)
+            late.dialect = Dialect.OPENAI if self._route is None else self._route.dialect
+        else:
+            self._answer = Answer(self, self._client, request, added=added, watch=watch)
         connection = pool.take_idle()
         if connection is not None:
             self._transmit(connection)

@@ -25,7 +25,7 @@ class Life:
     # fmt: off
     __slots__ = (
         "_count_source", "_counted_prompt", "_gateway", "_is_priced", "_key", "_priced_tokens",
-        "_reserved_tokens", "_started", "_upstream", "_wait", "state",
+        "_reserved_tokens", "_started", "_tenant", "_upstream", "_wait", "state",
     )
     # fmt: on
 
@@ -41,6 +41,7 @@ class Life:
         self._priced_tokens: int | None = None
         self._reserved_tokens: int | None = None
         self._started = clock.now()
+        self._tenant = ""  # its name, once it is known
 
     @property
     def is_over(self) -> bool:
@@ -98,5 +99,6 @@ class Life:
                 self._reserved_tokens,
                 self._counted_prompt,
                 None if usage is None else usage.prompt,
+                self._tenant,
             )
         )

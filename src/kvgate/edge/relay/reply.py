@@ -54,6 +54,10 @@ class Reply:
             self._head = b""
         return piece
 
+    def skip_head(self) -> None:
+        """The client has had a head."""
+        self._head = b""
+
     def end(self) -> bytes:
         """The bytes to write when the answer is whole."""
         head, self._head = self._head, b""
