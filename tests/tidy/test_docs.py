@@ -25,7 +25,7 @@ DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
 NOT_OURS = {".venv", ".venv-vllm", ".git", ".cache", "__pycache__", "build", "dist"}
 # Flags of other programs, and of the modules that are run with `python -m`.
 OTHER_FLAGS = {
-    *("--help", "--strict", "--quick", "--port", "--repeats", "--only", "--minutes", "--model-size"),
+    *("--help", "--strict", "--quick", "--port", "--repeats", "--only", "--minutes", "--model-size", "--mix"),
     *(
         "--max-num-seqs",
         "--tensor-parallel-size",
