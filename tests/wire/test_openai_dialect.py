@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import Any
 
 import pytest
 
 from kvgate.wire.body import BadBody
 from kvgate.wire.dialects.openai import enforce, read_chat, read_completion
-from kvgate.wire.routes import reader_for
+from kvgate.wire.engines.known import ENGINES
+from kvgate.wire.routes import route_for
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 
@@ -137,9 +139,13 @@ def test_a_prompt_hidden_in_transfer_parameters_is_refused() -> None:
     ],
 )
 def test_only_the_exact_path_is_priced(method: bytes, path: bytes) -> None:
-    assert reader_for(method, path) is None
+    assert route_for(ENGINES["tensorrt-llm"].routes, method, path) is None
 
 
 def test_both_endpoints_are_priced() -> None:
-    assert reader_for(b"POST", b"/v1/chat/completions") is read_chat
-    assert reader_for(b"POST", b"/v1/completions") is read_completion
+    # Ollama takes field names in any letters, and has readers around these that refuse that.
+    for engine in (each for name, each in ENGINES.items() if name != "ollama"):
+        assert engine.routes[b"/v1/chat/completions"].read is read_chat
+        completion = engine.routes[b"/v1/completions"].read
+        assert isinstance(completion, partial)
+        assert completion.func is read_completion

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from kvgate.wire.dialects.openai import Shape, read_chat, read_completion
+from kvgate.wire.dialects.openai import Shape
 from kvgate.wire.refusal import Dialect
 
 
@@ -28,26 +28,16 @@ class Route:
 
 Routes: TypeAlias = Mapping[bytes, Route]
 
-# What every OpenAI-compatible engine serves; the endpoints of an engine are in its own table.
-PRICED: dict[bytes, Callable[[bytes], Shape]] = {
-    b"/v1/chat/completions": read_chat,
-    b"/v1/completions": read_completion,
-}
 # These cannot make an engine generate (an upgrade to a web socket is not passed on).
 FREE_METHODS = frozenset({b"GET", b"HEAD", b"OPTIONS"})
 
 
-def reader_for(method: bytes, path: bytes) -> Callable[[bytes], Shape] | None:
-    """How to read the body of a priced request; None for one that is not priced.
+def route_for(routes: Routes, method: bytes, path: bytes) -> Route | None:
+    """The priced endpoint of a request; None for one that is not priced.
 
     The path must match to the byte: what an engine may take for the same path (a doubled or
     trailing slash, an escaped letter) is then refused as unpriced, never passed on unpriced.
     """
-    return PRICED.get(path) if method == b"POST" else None
-
-
-def route_for(routes: Routes, method: bytes, path: bytes) -> Route | None:
-    """The priced endpoint of a request, or None. The path must match to the byte."""
     return routes.get(path) if method == b"POST" else None
 
 

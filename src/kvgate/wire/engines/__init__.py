@@ -69,7 +69,6 @@ class Engine:
     came in (None: the engine has none for it; then a bound is used).
     `counts_media`: the counting endpoint counts images as generation does.
     `is_partitioned`: each sequence owns a slot of a whole context, whatever it asks for.
-    `completions_default_cap`: new tokens of a completion with no cap (None: rest of the context).
     `stream_usage`: `stream_options.include_usage` is understood.
     `abort_grace`: seconds after its connection closed until the engine has surely let go.
     `idle_connection`: seconds after which an unused connection is not trusted to be open.
@@ -81,7 +80,6 @@ class Engine:
     """
 
     name: str
-    completions_default_cap: int | None
     abort_grace: float
     idle_connection: float
     routes: Routes = field(default_factory=dict)
@@ -99,16 +97,6 @@ class Engine:
     cap_rules: str = ""
     when_full: str = ""
     cannot_know: tuple[str, ...] = ()
-
-    def count_calls(self, shape: RequestShape) -> list[CountCall | int]:
-        """One call or number for each part; a bound where that takes more. Raises `NoCount`."""
-        plan = self.plan(shape)
-        if plan.is_whole_context:
-            raise NoCount(plan.why)
-        return [
-            terms[0] if len(terms) == 1 else _bound(part)
-            for part, terms in zip(shape.parts, plan.parts, strict=True)
-        ]
 
     def plan(self, shape: RequestShape) -> CountPlan:
         """How to count `shape`. Never empty, and never 0 for a prompt that is there."""
@@ -158,13 +146,6 @@ class Engine:
             written = bounds.conversation_text(part)
             return (text(shape, written), bounds.conversation_margin(part)), "bound"
         return (bounds.conversation_bound(part),), "bound"
-
-
-def _bound(part: Part) -> int:
-    if isinstance(part, Mixed):
-        return bounds.mixed_bound(part)
-    assert isinstance(part, Conversation)
-    return bounds.conversation_bound(part)
 
 
 def as_sent(shape: RequestShape) -> bytes:

@@ -7,7 +7,6 @@ from kvgate.wire.engines.openai_routes import EMBEDDINGS, messages_route, openai
 
 GENERIC = Engine(
     name="generic",
-    completions_default_cap=None,
     abort_grace=5.0,
     idle_connection=2.0,
     routes={

@@ -42,7 +42,6 @@ def count_chat(shape: RequestShape, conversation: Conversation) -> CountCall | N
 
 LLAMACPP = Engine(
     name="llamacpp",
-    completions_default_cap=None,
     # A closed connection is seen by polling once a second, then at the next step.
     abort_grace=1.5,
     idle_connection=2.0,

@@ -25,7 +25,6 @@ def count_chat(shape: RequestShape, conversation: Conversation) -> CountCall | N
 LMDEPLOY = Engine(
     name="lmdeploy",
     # Without a cap it runs to the end of the session.
-    completions_default_cap=None,
     abort_grace=2.0,
     idle_connection=4.0,
     routes={

@@ -28,7 +28,6 @@ _READ_AS_WRITTEN = {
 
 OLLAMA = Engine(
     name="ollama",
-    completions_default_cap=None,
     abort_grace=2.0,
     idle_connection=4.0,
     routes={

@@ -45,7 +45,6 @@ def count_chat(shape: RequestShape, conversation: Conversation) -> CountCall | N
 
 SGLANG = Engine(
     name="sglang",
-    completions_default_cap=COMPLETIONS_DEFAULT_CAP,
     # A client that has left is looked for every 4 s where nothing is streamed, after 2 s in a stream.
     abort_grace=5.0,
     idle_connection=4.0,

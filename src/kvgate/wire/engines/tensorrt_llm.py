@@ -7,7 +7,6 @@ from kvgate.wire.engines.openai_routes import openai_routes, responses_route
 
 TENSORRT_LLM = Engine(
     name="tensorrt-llm",
-    completions_default_cap=None,
     # A client that has left is looked for once a second.
     abort_grace=2.0,
     idle_connection=4.0,

@@ -27,7 +27,6 @@ def count_chat(shape: RequestShape, conversation: Conversation) -> CountCall | N
 
 TGI = Engine(
     name="tgi",
-    completions_default_cap=None,
     abort_grace=1.5,
     idle_connection=4.0,
     routes={

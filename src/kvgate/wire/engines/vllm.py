@@ -46,7 +46,6 @@ def count_chat(shape: RequestShape, conversation: Conversation) -> CountCall | N
 
 VLLM = Engine(
     name="vllm",
-    completions_default_cap=DEFAULT_CAP,
     # Blocks are freed one or two engine steps after the disconnect is seen.
     abort_grace=1.0,
     idle_connection=4.0,
