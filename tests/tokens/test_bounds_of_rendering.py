@@ -52,6 +52,14 @@ def test_a_template_cannot_write_without_end() -> None:
         render(source, big)
 
 
+def test_nor_can_it_in_a_few_long_pieces() -> None:
+    big = [{"role": "user", "content": "x" * (3 << 19)}]
+    source = "{% for a in range(44) %}{{ messages[0].content }}{% endfor %}"
+
+    with pytest.raises(TemplateRefused, match="characters"):
+        render(source, big)
+
+
 def test_a_block_cannot_either() -> None:
     big = [{"role": "user", "content": "x" * (1 << 20)}]
     source = "{% set all %}{% for a in range(99) %}{{ messages[0].content }}{% endfor %}{% endset %}{{ all }}"

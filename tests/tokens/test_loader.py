@@ -79,9 +79,6 @@ def test_no_directory_and_no_tokenizer_are_told_with_the_fix(tmp_path: Path) -> 
         load_files(tmp_path / "nowhere")
     with pytest.raises(BadTokenizer, match="download it from the model's page"):
         load_files(tmp_path)
-    (tmp_path / "tekken.json").write_text("{}")
-    with pytest.raises(BadTokenizer, match=r"has tekken\.json; python -c"):
-        load_files(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -9,27 +9,32 @@ encode, the reference holds it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from kvgate.tokens.accelerators import ACCELERATORS, CountText, Load, pick
-from kvgate.tokens.cache import TEXT_KEY_MAX, CountCache
+from kvgate.tokens.accelerators import ACCELERATORS, Load, pick
+from kvgate.tokens.bounds import Proofs
+from kvgate.tokens.cache import CountCache
 from kvgate.tokens.corpus import check_texts
 from kvgate.tokens.images import image_size
 from kvgate.tokens.loader import ModelFiles
+from kvgate.tokens.mistral import count_mistral, mistral_chats
 from kvgate.tokens.parts import split_parts
+from kvgate.tokens.pieces import PieceCounts, counts_add_up
 from kvgate.tokens.records import CannotCount, Count, Dropped, Part
-from kvgate.tokens.separators import cutter, separators
+from kvgate.tokens.separators import separators
 from kvgate.tokens.template import Rendered
 
 CHECK_SEED = 20_260_101
 CHECK_TEXTS = 600
-# A running check costs one count by the reference; texts above this are not checked again.
+# Pieces that are counted until one is compared with the reference.
 RECHECK_EVERY = 1_000
-RECHECK_MAX = 20_000
 DEFAULT_CACHE_BYTES = 32 << 20
 # Characters that take about a millisecond, by what counts them; the least for one not named.
 _LONG = {"quicktok": 65_536, "fastokens": 8_192, "tokenizers": 2_048}
+# mistral-common takes 10 microseconds for a message, however short it is.
+_LONG_MISTRAL = 8_192
 
 
 class PromptCounter:
@@ -61,25 +66,22 @@ class PromptCounter:
         }
         self._chat_adds_bos = chat_adds_bos
         self._image_tokens = image_tokens
-        self._recheck_every = recheck_every
-        self._until_recheck = recheck_every
-        self._cache = CountCache(cache_bytes)
-        self.dropped: list[Dropped] = []
         self._around = files.reference.num_special_tokens_to_add(False)
         added = [token.content for token in files.added]
         texts = check_texts(CHECK_SEED, CHECK_TEXTS, added)
-        self._count: CountText = self._reference
-        self.counted_by = "tokenizers"
-        chosen, self.dropped = pick(accelerators, files.path, added, texts, self._reference)
-        if chosen is not None:
-            self._count, self.counted_by = chosen.count, chosen.name
+        with files.tokenizer_json() as path:
+            chosen, dropped = pick(accelerators, path, added, texts, self._reference)
         written = [files.template.literals] if files.template else []
         marks = separators(files.added, "\0".join([*written, *files.special_tokens.values()]))
-        self.separators = marks if self._counts_add_up(marks, texts) else ()
-        self._cut = cutter(self.separators)
+        self.separators = marks if counts_add_up(self._reference, marks, texts) else ()
+        self._counts = PieceCounts(self._reference, chosen, self.separators, cache_bytes, recheck_every)
+        self._counts.dropped += dropped
+        self._mistral = mistral_chats(files.path, self._counts.of_text) if files.is_native else None
 
     def count_chat(self, fields: dict[str, Any], *, with_parts: bool = False) -> Count:
         """Tokens of a chat completion's body. Raises `CannotCount`, also where the template refuses."""
+        if self._files.is_native:
+            return count_mistral(self._mistral, fields, with_parts)
         if self._files.template is None:
             raise CannotCount("the tokenizer's directory holds no chat template")
         rendered = self._files.template.render(fields)
@@ -87,7 +89,7 @@ class PromptCounter:
         images, is_exact = self._images(rendered)
         around = self._around if fields.get("add_special_tokens") else self._missing_bos(text)
         try:
-            tokens = self._tokens(text) + images + around
+            tokens = self._counts.of_chat(rendered) + images + around
             parts = self._parts(rendered, images, around) if with_parts else ()
         except (UnicodeError, TypeError):
             raise CannotCount("the text holds half of a surrogate pair") from None
@@ -98,21 +100,20 @@ class PromptCounter:
         # Here engines differ by their version of transformers: the larger figure is taken.
         unsure = add_special and self._files.bos_is_unsure
         try:
-            tokens = self._tokens(text) + (self._around if add_special else 0) + unsure
+            tokens = self._counts.of_text(text) + (self._around if add_special else 0) + unsure
         except (UnicodeError, TypeError):
             raise CannotCount("the text holds half of a surrogate pair") from None
         return Count(tokens, "bound" if unsure else "tokenizer", not unsure)
 
     def is_long(self, characters: int) -> bool:
         """Whether a body of so many characters may take over a millisecond: count it in a thread."""
-        return characters > _LONG.get(self.counted_by, min(_LONG.values()))
+        limit = _LONG.get(self.counted_by, min(_LONG.values()))
+        return characters > (limit if self._mistral is None else min(limit, _LONG_MISTRAL))
 
-    def bounds(self, text: str) -> tuple[int, int] | None:
-        """Bounds on a text's tokens without counting, specials around it included; None: no bounds."""
-        limits = self._files.bounds
-        if limits is None:
-            return None
-        return limits.least(text), limits.most(text) + self._around
+    @cached_property
+    def proofs(self) -> Proofs:
+        """What is proven of prompts that are not counted. Reads the vocabulary when first used."""
+        return Proofs(self._files)
 
     def spells_special(self, text: str) -> bool:
         """Whether the text may spell out a special token, which not every engine has in its vocabulary."""
@@ -136,64 +137,25 @@ class PromptCounter:
     @property
     def cache(self) -> CountCache:
         """The counts that are remembered: its figures are for metrics."""
-        return self._cache
+        return self._counts.cache
 
-    def _tokens(self, text: str) -> int:
-        if self._cut is None:
-            return self._piece(text) if text else 0
-        pieces = self._cut.split(text)
-        total, hits = len(pieces) - 1, 0
-        known = self._cache.newest
-        for piece in pieces:
-            if piece in known:
-                # A long text is never a key; most pieces of a chat end here.
-                total += known[piece]
-                hits += 1
-            elif piece:
-                total += self._piece(piece)
-                known = self._cache.newest
-        self._cache.hits += hits
-        return total
+    @property
+    def counted_by(self) -> str:
+        """What counts now: an accelerator's name, or `tokenizers`."""
+        return self._counts.counted_by
 
-    def _piece(self, text: str) -> int:
-        key = text if len(text) <= TEXT_KEY_MAX else CountCache.key(text)
-        known = self._cache.get(key)
-        return self._fresh(text, key) if known is None else known
+    @property
+    def dropped(self) -> list[Dropped]:
+        """The accelerators that are not used, and why."""
+        return self._counts.dropped
 
-    def _fresh(self, text: str, key: str | bytes) -> int:
-        count = self._count(text)
-        self._until_recheck -= 1
-        if self._until_recheck <= 0 and len(text) <= RECHECK_MAX:
-            self._until_recheck = self._recheck_every
-            count = self._rechecked(text, count)
-        self._cache.put(key, count)
-        return count
+    @property
+    def renders_as_vllm(self) -> bool:
+        """Whether chats are counted with what vLLM uses in place of a template (`rendered_by`)."""
+        return self._mistral is not None
 
     def _reference(self, text: str) -> int:
         return len(self._files.reference.encode(text, add_special_tokens=False))
-
-    def _rechecked(self, text: str, count: int) -> int:
-        """The reference's count; an accelerator that differs is not used again."""
-        truth = self._reference(text)
-        if truth != count and self.counted_by != "tokenizers":
-            self.dropped.append(Dropped(self.counted_by, f"while running: counted {count} for {truth}"))
-            self._count, self.counted_by = self._reference, "tokenizers"
-            self._cache.clear()
-        return truth
-
-    def _counts_add_up(self, marks: tuple[str, ...], texts: list[str]) -> bool:
-        """Whether cutting at `marks` leaves every count as it is, between all kinds of neighbours."""
-        if not marks:
-            return False
-        cut = cutter(marks)
-        assert cut is not None
-        for index, text in enumerate(texts):
-            mark, other = marks[index % len(marks)], marks[index // len(marks) % len(marks)]
-            whole = f"{text}{mark}{texts[-1 - index]}{other}{text}"
-            pieces = cut.split(whole)
-            if len(pieces) - 1 + sum(map(self._reference, pieces)) != self._reference(whole):
-                return False
-        return True
 
     def _missing_bos(self, text: str) -> int:
         bos = self._files.special_tokens.get("bos_token")

@@ -1,15 +1,17 @@
-"""A model's directory, read into what counting needs. The only file here that reads files.
+"""A model's directory, read into what counting needs.
 
 `DIR` holds `tokenizer.json` and `tokenizer_config.json`, as on a model's page, and optionally
 `chat_template.jinja` or `chat_template.json` (each wins over the one in the config, as in
 transformers), `additional_chat_templates/*.jinja`, `config.json` and `preprocessor_config.json`
-(for images).
+(for images). In place of `tokenizer.json` it may have Mistral's own file or a SentencePiece model.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -19,20 +21,21 @@ from tokenizers import Tokenizer
 
 from kvgate.tokens.bounds import Bounds
 from kvgate.tokens.images import ImageRule, image_rule
+from kvgate.tokens.mistral import native_file, prefers_native
 from kvgate.tokens.records import BadTokenizer
+from kvgate.tokens.sentencepiece import convert, native_sentencepiece
 from kvgate.tokens.separators import AddedToken
 from kvgate.tokens.specials import Specials
+from kvgate.tokens.tekken import read_tekken
 from kvgate.tokens.template import ChatTemplate
 
-_CONVERT = (
-    "python -c \"from transformers import AutoTokenizer; AutoTokenizer.from_pretrained('{0}')"
-    ".save_pretrained('{0}')\" (needs: pip install transformers sentencepiece) makes one"
-)
+TOKENIZER = "tokenizer.json"
+_SENTENCEPIECE = ("tokenizer.model", "spiece.model")
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
-    """What the files of one directory say. `path` is the tokenizer.json itself."""
+    """What the files of one directory say. `path` is the file that holds the tokenizer."""
 
     path: Path
     reference: Tokenizer
@@ -47,6 +50,20 @@ class ModelFiles:
     bounds: Bounds | None
     # What engines use in place of the template, by name: None where they use the template.
     rendered_by: str | None
+    # Whether `path` is in Mistral's own format: special tokens in a text are letters, and there is no
+    # template.
+    is_native: bool = False
+
+    @contextmanager
+    def tokenizer_json(self) -> Iterator[Path]:
+        """A tokenizer.json of this tokenizer; it may be gone afterwards."""
+        if self.path.name == TOKENIZER:
+            yield self.path
+            return
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / TOKENIZER
+            self.reference.save(str(path), pretty=False)
+            yield path
 
 
 def load_files(
@@ -59,26 +76,19 @@ def load_files(
     """
     root = Path(directory)
     if not root.is_dir():
-        raise BadTokenizer(f"{root} is not a directory; give the one that holds tokenizer.json")
-    path = root / "tokenizer.json"
-    if not path.is_file():
-        others = [
-            name for name in ("tekken.json", "tokenizer.model", "spiece.model") if (root / name).is_file()
-        ]
-        found = (
-            f"it has {others[0]}; " + _CONVERT.format(root) if others else "download it from the model's page"
-        )
-        raise BadTokenizer(f"{root} has no tokenizer.json: {found}")
-    try:
-        reference = Tokenizer.from_file(str(path))
-    except Exception as error:  # the bindings raise plain Exception for what they cannot read
-        raise BadTokenizer(f"{path} is not a tokenizer.json that `tokenizers` can read: {error}") from None
+        raise BadTokenizer(f"{root} is not a directory; give the one that holds {TOKENIZER}")
+    config = _json(root / "tokenizer_config.json")
+    model = _json(root / "config.json")
+    native = native_file(root)
+    path, reference, controls = _tokenizer(root, native, config, model)
+    is_native = path == native
     # A limit stored with the tokenizer is for training; it would cut what is counted.
     reference.no_truncation()
     reference.no_padding()
-    config = _json(root / "tokenizer_config.json")
     specials = _special_tokens(config) | _special_tokens(_json(root / "special_tokens_map.json"))
-    source = _template_source(root, config)
+    if path.name != TOKENIZER:
+        specials = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"} | specials
+    source = None if is_native else _template_source(root, config)
     normalizer = _state(reference.normalizer)
     return ModelFiles(
         path=path,
@@ -91,21 +101,51 @@ def load_files(
             )
             for token in reference.get_added_tokens_decoder().values()
         ),
-        specials=Specials(t.content for t in reference.get_added_tokens_decoder().values() if t.special),
+        specials=Specials(
+            [t.content for t in reference.get_added_tokens_decoder().values() if t.special] + controls
+        ),
         template=None if source is None else ChatTemplate(source, specials, now, wants_parts),
         special_tokens=specials,
-        image_rule=image_rule(_json(root / "config.json"), _json(root / "preprocessor_config.json")),
-        bos_is_unsure=bool(config.get("add_bos_token")) and reference.num_special_tokens_to_add(False) == 0,
+        image_rule=image_rule(model, _json(root / "preprocessor_config.json")),
+        bos_is_unsure=_bos_is_unsure(path, config) and reference.num_special_tokens_to_add(False) == 0,
         bounds=_bounds(reference, _growth(normalizer)),
-        rendered_by=_own_rendering(root, reference),
+        rendered_by=_own_rendering(native, reference),
+        is_native=is_native,
     )
 
 
-def _own_rendering(root: Path, reference: Tokenizer) -> str | None:
-    """gpt-oss is written by the harmony library, and models with a tekken.json by mistral-common."""
+def _tokenizer(
+    root: Path, native: Path | None, config: dict[str, Any], model: dict[str, Any]
+) -> tuple[Path, Tokenizer, list[str]]:
+    """The file that vLLM takes, its tokenizer, and special tokens that are not in it as added tokens."""
+    path = root / TOKENIZER
+    pieces = [root / name for name in _SENTENCEPIECE if (root / name).is_file()]
+    if native is not None and (prefers_native(root) or not (path.is_file() or pieces)):
+        return native, *(read_tekken if native.suffix == ".json" else native_sentencepiece)(native)
+    if path.is_file():
+        try:
+            return path, Tokenizer.from_file(str(path)), []
+        except Exception as error:  # the bindings raise plain Exception for what they cannot read
+            raise BadTokenizer(f"{path} is not a {TOKENIZER} that `tokenizers` can read: {error}") from None
+    if pieces:
+        model_type = str(model.get("model_type", ""))
+        return pieces[0], convert(pieces[0], config, model_type, _json(root / "added_tokens.json")), []
+    raise BadTokenizer(f"{root} has no {TOKENIZER}: download it from the model's page")
+
+
+def _bos_is_unsure(path: Path, config: dict[str, Any]) -> bool:
+    """Whether versions of transformers differ on a BOS before a text, should the tokenizer add none."""
+    if path.name in _SENTENCEPIECE:
+        # Without a word on it, version 4 put one there for this class.
+        return "add_bos_token" not in config and "Llama" in str(config.get("tokenizer_class"))
+    return bool(config.get("add_bos_token"))
+
+
+def _own_rendering(native: Path | None, reference: Tokenizer) -> str | None:
+    """gpt-oss is written by the harmony library, and models with Mistral's own file by mistral-common."""
     if all(reference.token_to_id(name) is not None for name in ("<|start|>", "<|channel|>", "<|call|>")):
         return "openai-harmony"
-    return "mistral-common" if (root / "tekken.json").is_file() else None
+    return None if native is None else "mistral-common"
 
 
 def _json(path: Path) -> dict[str, Any]:
@@ -158,6 +198,9 @@ def _growth(normalizer: dict[str, Any]) -> int | None:
         return 1
     if kind == "NFC":
         return 3  # the bound of the Unicode standard for UTF-8 (annex 15)
+    if kind == "Sequence":
+        steps = normalizer["normalizers"]
+        return 1 if all(_replaces(step) or step.get("type") == "Prepend" for step in steps) else None
     if _replaces(normalizer):
         return 1  # a space becomes one mark, which is one entry of the vocabulary
     return None

@@ -15,6 +15,8 @@ from kvgate.tokens.records import CannotCount
 
 TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 IMAGE_PARTS = ("image_url", "input_image", "image")
+# Their text reaches the template as it is.
+_PLAIN_ROLES = ("user", "assistant")
 # vLLM drops this line of one client's system prompt; it changes with every request.
 _BILLING_LINE = "x-anthropic-billing-header"
 _KNOWN_PART_FIELDS = frozenset(("type", "text", "refusal", "thinking", "closed", "image_url", "uuid", "name"))
@@ -26,6 +28,7 @@ class Chat:
 
     messages: list[dict[str, Any]]
     images: list[Any] = field(default_factory=list)
+    has_developer: bool = False
 
 
 def template_messages(messages: list[Any], wrap_parts: bool) -> Chat:
@@ -34,16 +37,24 @@ def template_messages(messages: list[Any], wrap_parts: bool) -> Chat:
     Raises `CannotCount` for parts whose tokens the text does not show (audio, video, files).
     """
     chat = Chat([])
+    seen = chat.messages
     for message in messages:
-        chat.messages.append(_message(message, wrap_parts, chat.images))
+        content = message.get("content")
+        if type(content) is str and len(message) == 2 and message["role"] in _PLAIN_ROLES:
+            # Most are so; a template cannot change them.
+            if wrap_parts:
+                message = {"role": message["role"], "content": [{"type": "text", "text": content}]}
+            seen.append(message)
+        else:
+            made = _message(message, wrap_parts, chat.images)
+            chat.has_developer = chat.has_developer or made["role"] == "developer"
+            seen.append(made)
     return chat
 
 
 def _message(message: dict[str, Any], wrap_parts: bool, images: list[Any]) -> dict[str, Any]:
     role, content = message["role"], message.get("content")
     if type(content) is str and not wrap_parts:
-        if len(message) == 2 and role in ("user", "assistant"):
-            return message  # nothing to change, and a template cannot
         seen: Any = _without_billing(content) or "" if role == "system" else content
     else:
         seen = _content(role, content, wrap_parts, images)

@@ -10,18 +10,20 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
-from itertools import islice
+from itertools import islice, repeat
 from typing import Any
 
-from jinja2 import nodes
+from jinja2 import Template, nodes
 from jinja2.exceptions import SecurityError, TemplateError
 from jinja2.ext import Extension, loopcontrols
+from jinja2.nodes import EvalContext
 from jinja2.parser import Parser
-from jinja2.runtime import Context, Macro
+from jinja2.runtime import Context, LoopContext, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-from jinja2.utils import Namespace
 
-from kvgate.tokens.codegen import DICT_METHODS, ChatCodeGenerator
+from kvgate.tokens.codegen import PLAIN_STR_METHODS, ChatCodeGenerator
+from kvgate.tokens.expressions import DICT_METHODS
+from kvgate.tokens.namespaces import ChatNamespace
 
 # Longer than any prompt that a context of ten million tokens holds.
 TEXT_MAX = 64 << 20
@@ -32,19 +34,8 @@ STEPS_MAX = 500_000
 # Pieces of output that are joined before their length is looked at again.
 PIECES = 64
 
-# Methods of strings that make no more text than they are given, and format nothing.
-_PLAIN_STR_METHODS = frozenset(
-    (
-        *("startswith", "endswith", "strip", "lstrip", "rstrip", "split", "rsplit", "splitlines", "lower"),
-        *("upper", "title", "capitalize", "find", "rfind", "count", "index", "partition", "rpartition"),
-        *("isdigit", "isspace", "isalpha", "isalnum", "removeprefix", "removesuffix"),
-    )
-)
 _PADDING_STR_METHODS = frozenset(("ljust", "rjust", "center", "zfill", "expandtabs"))
 _BUILTIN = type("".strip)
-# Where Jinja's namespace keeps its values; its own lookup is Python, and takes five times as long.
-_NAMESPACE_VALUES = "_Namespace__attrs"
-_plain_getattribute = object.__getattribute__
 
 
 class _Generation(Extension):
@@ -61,30 +52,23 @@ class _Generation(Extension):
         return str(caller())
 
 
-class _TemplateNamespace(Namespace):
-    """Jinja's namespace without names that begin with an underscore."""
-
-    def __init__(*args: Any, **kwargs: Any) -> None:
-        self, *rest = args
-        values = dict(*rest, **kwargs)
-        for name in values:
-            _checked(name)
-        Namespace.__init__(self, values)
-
-    def __setitem__(self, name: str, value: Any) -> None:
-        Namespace.__setitem__(self, _checked(name), value)
-
-
-def _checked(name: Any) -> Any:
-    if isinstance(name, str) and name.startswith("_"):
-        raise SecurityError(f"a namespace cannot hold {name!r}")
-    return name
-
-
 class ChatContext(Context):
     """The variables of one rendering, and what it has spent."""
 
     steps = 0
+
+    @classmethod
+    def of(cls, template: Template, outer: dict[str, Any], values: dict[str, Any]) -> ChatContext:
+        """What `Template.new_context` does, in less time; `outer` are the globals as a plain dict."""
+        made = cls.__new__(cls)
+        made.parent = outer | values
+        made.vars, made.exported_vars = {}, set()
+        made.environment = template.environment
+        made.eval_ctx = EvalContext(template.environment, template.name)
+        made.name = template.name
+        made.globals_keys = set(outer)
+        made.blocks = {name: [block] for name, block in template.blocks.items()}
+        return made
 
     def spend(self, steps: int) -> None:
         self.steps += steps
@@ -105,12 +89,10 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         if kind is dict:
             if attribute not in DICT_METHODS and attribute[:1] != "_":
                 return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
-        elif kind is str and attribute in _PLAIN_STR_METHODS:
+        elif kind is str and attribute in PLAIN_STR_METHODS:
             return getattr(obj, attribute)
-        elif kind is _TemplateNamespace and attribute[:1] != "_":
-            values = _plain_getattribute(obj, _NAMESPACE_VALUES)
-            if attribute in values:
-                return values[attribute]
+        elif kind is ChatNamespace:
+            return obj.held[attribute] if attribute in obj.held else self.undefined(obj=obj, name=attribute)
         return super().getattr(obj, attribute)
 
     def getitem(self, obj: Any, argument: Any) -> Any:
@@ -118,6 +100,9 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
             return obj[argument]
         if type(obj) is list and type(argument) is int and -len(obj) <= argument < len(obj):
             return obj[argument]
+        if type(obj) is ChatNamespace:
+            found = isinstance(argument, str) and argument in obj.held
+            return obj.held[argument] if found else self.undefined(obj=obj, name=argument)
         return super().getitem(obj, argument)
 
     def turns(self, context: ChatContext, over: Any) -> Any:
@@ -128,6 +113,20 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
             return self._counted_turns(context, over)
         context.spend(length)
         return over
+
+    def numbered(self, context: ChatContext, over: Any) -> Iterable[tuple[Any, Any]]:
+        """The same with the number of each turn, or with Jinja's `loop` where it is not a list."""
+        items = self.turns(context, over)
+        if type(items) is list:
+            return zip(items, range(len(items)), strict=True)
+        return LoopContext(items, self.undefined)
+
+    def numbered_with_items(self, context: ChatContext, over: Any) -> Iterable[tuple[Any, Any, Any]]:
+        """The same with the list at each turn."""
+        items = self.turns(context, over)
+        if type(items) is list:
+            return zip(items, range(len(items)), repeat(items))
+        return ((item, loop, loop) for item, loop in LoopContext(items, self.undefined))
 
     def _counted_turns(self, context: ChatContext, over: Any) -> Iterator[Any]:
         for item in over:
@@ -150,10 +149,15 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
 
     def call(self, context: Any, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
         context.spend(1)
+        if obj is ChatNamespace or type(obj) is Macro:
+            # Jinja looks through both for marks that they do not have.
+            kwargs.pop("_loop_vars", None)
+            kwargs.pop("_block_vars", None)
+            return obj(*args, **kwargs) if obj is ChatNamespace else obj(context.eval_ctx, *args, **kwargs)
         text = getattr(obj, "__self__", None) if type(obj) is _BUILTIN else None
         if type(text) is str:
             name = obj.__name__
-            if name in _PLAIN_STR_METHODS:
+            if name in PLAIN_STR_METHODS:
                 # Jinja passes the loop's variables along, for functions that ask for the context.
                 kwargs.pop("_loop_vars", None)
                 kwargs.pop("_block_vars", None)
@@ -200,6 +204,29 @@ def _bounded(length: int) -> None:
         raise SecurityError(f"the chat template would make a text of {length} characters")
 
 
+class ChatProgram:
+    """A template that is ready to run."""
+
+    def __init__(self, environment: ChatEnvironment, source: str) -> None:
+        """Raises `TemplateError` for what does not compile."""
+        self._template: Template = environment.from_string(source)
+        self._outer = dict(self._template.globals)
+
+    def write(self, values: dict[str, Any]) -> tuple[str, list[str]]:
+        """What the template writes, and the pieces in which it does. Raises what it raises."""
+        writing = self._template.root_render_func(ChatContext.of(self._template, self._outer, values))
+        pieces: list[str] = []
+        length = 0
+        while len(taken := list(islice(writing, PIECES))) == PIECES:
+            pieces += taken
+            length += sum(map(len, taken))
+            _bounded(length)
+        pieces += taken
+        text = "".join(pieces)
+        _bounded(len(text))
+        return text, pieces
+
+
 class _TemplateDict:
     """`dict(...)` in a template, without the type behind it."""
 
@@ -244,7 +271,7 @@ def chat_environment(now: Callable[[], datetime]) -> ChatEnvironment:
         raise_exception=_raise,
         strftime_now=lambda form: now().strftime(form),
         dict=_TemplateDict(),
-        namespace=_TemplateNamespace,
+        namespace=ChatNamespace,
         range=_range,
     )
     return environment

@@ -37,6 +37,18 @@ def cutter(tokens: Sequence[str]) -> re.Pattern[str] | None:
     return re.compile("|".join(map(re.escape, tokens))) if tokens else None
 
 
+def openers(tokens: Sequence[str]) -> tuple[str, ...]:
+    """The separators at which a text may be cut when one begins there, whatever stands before it.
+
+    Not those that can begin within themselves, nor with a space, which a token before may take.
+    """
+    return tuple(one for one in tokens if one.strip() == one and not _begins_within_itself(one))
+
+
+def _begins_within_itself(token: str) -> bool:
+    return any(token.startswith(token[at:]) for at in range(1, len(token)))
+
+
 def _covers(other: str, token: str) -> bool:
     """Whether a match of `other` can begin before or at `token` and take a piece of it."""
     if other == token:

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from jinja2 import Template, TemplateError, meta, nodes
+from jinja2 import TemplateError, meta, nodes
 
 from kvgate.tokens.content_format import wants_parts
 from kvgate.tokens.messages import developer_as_system, template_messages, template_tools
 from kvgate.tokens.records import BadTokenizer, CannotCount, TemplateRefused
-from kvgate.tokens.sandbox import ChatEnvironment, chat_environment
+from kvgate.tokens.sandbox import ChatEnvironment, ChatProgram, chat_environment
 
 # Written behind the final message to find where it ends in the rendered text.
 _END_MARK = "KVGATE_END_OF_FINAL_MESSAGE "
@@ -31,6 +31,8 @@ class Rendered:
     """The prompt's text, and what it was made from (for the breakdown by part)."""
 
     text: str
+    # The text in the pieces in which the template wrote it: most begin or end with a message.
+    pieces: list[str]
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]] | None
     images: list[Any]
@@ -69,7 +71,7 @@ class ChatTemplate:
         except (KeyError, TypeError, AttributeError) as error:
             raise CannotCount(f"'messages' has an unexpected form: {error!r}") from None
         messages = chat.messages
-        if not one.knows_developer and any(message["role"] == "developer" for message in messages):
+        if chat.has_developer and not one.knows_developer:
             messages = developer_as_system(messages)
         values = {**self._specials, **self._switches(fields, one)}
         proceed = bool(fields.get("continue_final_message"))
@@ -80,14 +82,15 @@ class ChatTemplate:
                 )
             messages = _marked(messages)
         try:
-            text = one.template.render({**values, "messages": messages, "tools": tools})
+            text, pieces = one.write({**values, "messages": messages, "tools": tools})
         except TemplateError as error:
             raise TemplateRefused(str(error)) from None
         except (TypeError, ValueError, AttributeError, LookupError, ArithmeticError, RecursionError) as error:
             raise TemplateRefused(f"the chat template fails on this chat: {error}") from None
         if proceed:
             text = _cut(text, _final_text(chat.messages[-1].get("content")))
-        return Rendered(text, messages, tools, chat.images)
+            pieces = [text]
+        return Rendered(text, pieces, messages, tools, chat.images)
 
     def _pick(self, fields: dict[str, Any], tools: list[dict[str, Any]] | None) -> _Compiled:
         if fields.get("chat_template"):
@@ -125,7 +128,7 @@ class _Compiled:
 
     def __init__(self, environment: ChatEnvironment, source: str, parts: bool | None) -> None:
         tree = environment.parse(source)
-        self.template: Template = environment.from_string(source)
+        self.write = ChatProgram(environment, source).write
         self.variables = frozenset(meta.find_undeclared_variables(tree))
         self.wants_parts = wants_parts(tree) if parts is None else parts
         self.knows_developer = '"developer"' in source or "'developer'" in source
