@@ -14,6 +14,7 @@ from harness import COMPLETIONS, Client, Engine, payload, request
 
 from kvgate.config import Settings, UpstreamSettings, at
 from kvgate.core.records import Misuse, PoolFacts
+from kvgate.edge.counting.waiting import Waiting
 from kvgate.edge.gateway import Gateway
 from kvgate.edge.relay import exchange, life
 from kvgate.edge.relay.finished import Finished
@@ -230,7 +231,9 @@ async def a_stream_that_is_cut(run: Running) -> None:
     assert run.gateway.gate.ledger.reserved_blocks == 0
 
 
-async def an_engine_that_is_gone_while_another_one_has_the_model(run: Running) -> None:
+@contextlib.contextmanager
+def another_engine_has_the_model(run: Running) -> Iterator[pytest.MonkeyPatch]:
+    """While the first one cannot be reached."""
     gateway = run.gateway
     first, settings = gateway.upstreams[0], gateway.settings
     other = Upstream(UpstreamSettings(first.url, label="other"), settings, first.facts)
@@ -247,9 +250,23 @@ async def an_engine_that_is_gone_while_another_one_has_the_model(run: Running) -
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(first.pool, "take_idle", lambda: None)
         patch.setattr(first.pool, "connect", refused)
-        assert (await (await run.client(ids())).response()).status == 200
+        yield patch
     assert (first.gate.admissions, other.gate.admissions) == (1, 1)
     assert first.gate.ledger.reserved_blocks == other.gate.ledger.reserved_blocks == 0
+
+
+async def an_engine_that_is_gone_while_another_one_has_the_model(run: Running) -> None:
+    with another_engine_has_the_model(run):
+        assert (await (await run.client(ids())).response()).status == 200
+
+
+async def an_engine_that_is_gone_while_only_a_bound_is_known(run: Running) -> None:
+    bounds = [None, (20,)]
+    with another_engine_has_the_model(run) as patch:
+        patch.setattr(Waiting, "most", lambda _: bounds.pop())
+        answer = await (await run.client(request())).response()
+        assert (answer.status, answer.header("x-kvgate-count-source")) == (200, "engine")
+    assert run.gateway.counter.on_bound == 1
 
 
 Drive: TypeAlias = Callable[[Running], Awaitable[None]]
@@ -271,6 +288,7 @@ DRIVES: dict[Move, tuple[Drive, dict[str, Any]]] = {
     (S.ADMITTED, S.RELEASED): (a_defect_of_the_gate, {}),
     (S.CONNECTING, S.SENDING): (an_allowed_path, {}),
     (S.CONNECTING, S.RELEASED): (no_engine, {}),
+    (S.CONNECTING, S.COUNTING): (an_engine_that_is_gone_while_only_a_bound_is_known, {}),
     (S.CONNECTING, S.COUNTED): (an_engine_that_is_gone_while_another_one_has_the_model, {}),
     (S.SENDING, S.STREAMING): (token_ids, {}),
     (S.SENDING, S.CONNECTING): (a_stale_connection, {}),
@@ -312,6 +330,34 @@ def test_a_move_that_is_not_in_the_table_is_a_defect() -> None:
                 request.state = here
                 with pytest.raises(Misuse):
                     request._to(there)
+
+
+async def test_what_was_counted_before_the_engine_was_found_gone_is_not_counted_again(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(engine, monkeypatch) as run:
+        first = run.gateway.upstreams[0]
+        connect, calls = first.pool.connect, 0
+
+        async def only_to_count() -> Any:
+            nonlocal calls
+            calls += 1
+            if calls == 1:
+                return await connect()
+            await run.until(S.ADMITTED, S.CONNECTING)
+            while not first.counter.settled:  # noqa: ASYNC110
+                await asyncio.sleep(0.002)
+            first.pool.is_up = False
+            raise exchange.EngineUnavailable("refused")
+
+        with another_engine_has_the_model(run) as patch:
+            patch.setattr(first.pool, "connect", only_to_count)
+            patch.setattr(Waiting, "most", lambda _: (20,))
+            answer = await (await run.client(request(script={"prompt_tokens": 7}))).response()
+
+        told = [answer.header(f"x-kvgate-{name}") for name in ("count-source", "reserved-blocks")]
+        assert (answer.status, told) == (200, ["engine", "22"])
+        assert run.gateway.upstreams[1].counter.snapshot()["engine_calls"] == 0
 
 
 async def test_a_client_that_leaves_during_the_release_itself_changes_nothing(

@@ -47,6 +47,14 @@ class Gatekeeper:
         answer(given)
         return None
 
+    def at_once(self, ask: Ask) -> Granted | None:
+        """A grant, where nobody waits and it does not matter who asks. The caller owns the reservation."""
+        return self.gate.at_once(ask, clock.now())
+
+    def settle(self, key: Key, blocks: int) -> None:
+        """Correct a live reservation downwards: those who wait get what comes free."""
+        self._deliver(self.gate.settle(key, blocks, clock.now()))
+
     def leave(self, key: Key) -> None:
         """A waiting request has gone. Its `answer` will not be called."""
         if self._waiting.pop(key, None) is not None:

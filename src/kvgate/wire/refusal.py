@@ -97,7 +97,7 @@ def message_of(refused: Refused, cap_name: str = "max_tokens") -> str:
     """
     if refused.detail:
         return refused.detail
-    prompt, cap = refused.prompt_tokens, refused.output_cap
+    prompt, cap = f"{'at least ' if refused.is_least else ''}{refused.prompt_tokens}", refused.output_cap
     if refused.reason is Reason.CONTEXT_LENGTH_EXCEEDED:
         return (
             f"The prompt has {prompt} tokens and the context is {refused.context}: no token of output "
@@ -108,7 +108,8 @@ def message_of(refused: Refused, cap_name: str = "max_tokens") -> str:
         if refused.output_cap_was_set
         else f"an unset output cap, which may grow to {cap} tokens"
     )
-    needs = f"The request needs {refused.needed_tokens} tokens of KV cache: a prompt of {prompt} and {asked}."
+    needed = f"{'at least ' if refused.is_least else ''}{refused.needed_tokens}"
+    needs = f"The request needs {needed} tokens of KV cache: a prompt of {prompt} and {asked}."
     fits = refused.output_cap_that_fits
     if refused.reason is Reason.KV_CAPACITY_EXCEEDED:
         advice = (

@@ -8,6 +8,9 @@ from typing import Protocol, TypeAlias
 from kvgate.core.record import record
 from kvgate.edge.relay.pool import EngineUnavailable, Fetched
 
+Prompts: TypeAlias = tuple[int, ...]
+"""Tokens of each prompt of a request."""
+
 
 @record
 class Counted:
@@ -16,7 +19,7 @@ class Counted:
     `source`: request (token ids), tokenizer, engine, bound (never too low), or whole_context.
     """
 
-    prompts: tuple[int, ...] | None
+    prompts: Prompts | None
     source: str
 
 

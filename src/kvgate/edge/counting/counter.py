@@ -2,8 +2,9 @@
 
 In this order: the request itself (token ids), the model's own tokenizer in this process, the engine's
 counting endpoint, a bound. Promises: `at_once` never takes longer than a short prompt's count and asks
-nobody; what takes longer is `begin`, answered once, on the loop's thread, within a bounded time. The
-tokenizer is believed only where it has agreed with the engine (`trust`).
+nobody; what takes longer is `begin`, answered once, on the loop's thread, within a bounded time, and
+what is proven of such a prompt without counting it is `least` and `most`. The tokenizer is believed only
+where it has agreed with the engine (`trust`).
 """
 
 from __future__ import annotations
@@ -12,15 +13,17 @@ import asyncio
 from collections import Counter as Tally
 from typing import Any
 
-from kvgate.edge.counting.counted import Answer, Counted, Counting, CountRefused, Outcome
+from kvgate.edge.counting import uncounted
+from kvgate.edge.counting.counted import Answer, Counted, Counting, CountRefused, Outcome, Prompts
 from kvgate.edge.counting.engine_count import EngineCounts
 from kvgate.edge.counting.local_count import count_shape, refuse_own_prompts, source_of
-from kvgate.edge.counting.off_loop import ProcessCounter, ThreadCounter
+from kvgate.edge.counting.off_loop import ProcessCounter, Then, ThreadCounter
 from kvgate.edge.counting.trust import Trust
+from kvgate.edge.counting.waiting import Waiting
 from kvgate.edge.relay.heads import Headers
 from kvgate.edge.relay.pool import EnginePool
 from kvgate.tokens import CannotCount, PromptCounter
-from kvgate.wire.dialects.shape import RequestShape
+from kvgate.wire.dialects.shape import Conversation, RequestShape
 from kvgate.wire.engines import CountPlan, Engine
 
 __all__ = ["CountRefused", "Counted", "Counter"]
@@ -37,23 +40,27 @@ class Counter:
         tokenizer: PromptCounter | None = None,
     ) -> None:
         self._engine = engine
-        self._calls = EngineCounts(pool, engine, timeout)
+        self.calls = EngineCounts(pool, engine, timeout)
         self._tokenizer = tokenizer
+        self._proofs = None if tokenizer is None else tokenizer.proofs
         self._beside: ThreadCounter | ProcessCounter | None = None
         self._loop = pool.loop
         can_ask = engine.count_text is not None or engine.count_chat is not None
         self.trust = Trust(can_ask=can_ask)
         self.sources: Tally[str] = Tally()
         self.beside = 0  # prompts that were counted off the loop
+        self.on_bound = 0  # requests that were let in before they were counted
+        self.settled = 0  # of those, how many were corrected by their count
+        self.refused_uncounted = 0  # requests whose text alone showed that they can never fit
 
     @property
     def timeout(self) -> float:
         """Seconds within which a count is there, or is given up."""
-        return self._calls.timeout
+        return self.calls.timeout
 
     @timeout.setter
     def timeout(self, seconds: float) -> None:
-        self._calls.timeout = seconds
+        self.calls.timeout = seconds
 
     def plan(self, shape: RequestShape) -> CountPlan:
         """What would be asked of the engine, and what is known without asking."""
@@ -74,7 +81,7 @@ class Counter:
     def at_once(self, shape: RequestShape) -> Counted | None:
         """The counts, where nobody has to be asked or waited for."""
         found = self._look(shape)
-        return self._told(found) if isinstance(found, Counted) else None
+        return self.told(found) if isinstance(found, Counted) else None
 
     def _look(self, shape: RequestShape) -> Counted | CountPlan | None:
         """The counts, or what has to be asked of the engine for them; None: they are made beside."""
@@ -90,21 +97,49 @@ class Counter:
         known = plan.known
         return plan if known is None else counted or Counted(known, plan.source)
 
-    def begin(self, shape: RequestShape, headers: Headers, peer: bytes, answer: Answer) -> Counted | Counting:
+    def begin(self, shape: RequestShape, headers: Headers, peer: bytes, answer: Answer) -> Counted | Waiting:
         """The counts, where they are there or were asked for lately; else `answer` gets them, and
         cancelling what is returned stops that."""
         found = self._look(shape)
         if isinstance(found, Counted):
-            return self._told(found)
-        waiting = _Waiting(self, shape, headers, peer, answer)
+            return self.told(found)
+        waiting = Waiting(self, shape, headers, peer, answer)
         if found is None:
             waiting.now = waiting.beside()
             return waiting
-        counting = self._calls.begin(found, headers, peer, waiting.from_engine)
+        counting = self.calls.begin(found, headers, peer, waiting.from_engine)
         if isinstance(counting, Counted):
-            return self._told(counting)
+            return self.told(counting)
         waiting.now = counting
         return waiting
+
+    def begin_beside(self, shape: RequestShape, then: Then) -> Counting:
+        """Count here, off the loop."""
+        self.beside += 1
+        return self._counter_beside().count(shape, self.timeout, then)
+
+    def least_at_best(self, shape: RequestShape) -> Prompts | None:
+        """What `least` could prove at best, for no more than a look at the length; None: nothing."""
+        proofs = self._proofs
+        if proofs is None or not self._is_ours(shape) or not self.trust.holds(shape.is_chat):
+            return None
+        return None if uncounted.is_cut(shape) else uncounted.least_at_best(proofs, shape)
+
+    def least(self, shape: RequestShape, enough: int) -> Prompts | None:
+        """Each prompt has at least so many tokens; not looked at further than `enough` of them need.
+        None: nothing is proven."""
+        proofs = self._proofs
+        return uncounted.least_of(proofs, shape, enough) if proofs and self._goes_beside(shape) else None
+
+    def most(self, shape: RequestShape, *, is_beside: bool) -> Prompts | None:
+        """Each prompt has at most so many tokens; None: nothing is proven. `is_beside`: it was found
+        that it can be counted here."""
+        proofs = self._proofs
+        if proofs is None or not self._is_ours(shape) or not self.trust.holds(shape.is_chat):
+            return None
+        if not is_beside and (shape.is_chat or any(isinstance(part, Conversation) for part in shape.parts)):
+            return None  # the engine words it by itself
+        return uncounted.most_of(proofs, shape)
 
     async def of(self, shape: RequestShape, headers: Headers, peer: bytes) -> Counted:
         """The counts, however they are got. Raises `EngineUnavailable` or `CountRefused`."""
@@ -128,12 +163,15 @@ class Counter:
 
     def snapshot(self) -> dict[str, Any]:
         """Plain values for `/status` and `/metrics`."""
-        calls, tokenizer, beside = self._calls, self._tokenizer, self._beside
+        calls, tokenizer, beside = self.calls, self._tokenizer, self._beside
         shown: dict[str, Any] = {
             "sources": dict(self.sources),
             "beside": self.beside,
             "beside_waiting": 0 if beside is None else beside.waiting,
             "beside_lost": 0 if beside is None else beside.lost,
+            "on_bound": self.on_bound,
+            "settled": self.settled,
+            "refused_uncounted": self.refused_uncounted,
             "engine_calls": calls.calls,
             "engine_waiting": calls.waiting,
             "engine_remembered": calls.cache.hits,
@@ -183,67 +221,15 @@ class Counter:
             )
         return self._beside
 
-    def _told(self, counted: Counted) -> Counted:
+    def told(self, counted: Counted) -> Counted:
+        """Note where a request's count came from."""
         self.sources[counted.source] += 1
         return counted
 
-
-class _Waiting:
-    """A count under way: beside the loop, and where that fails, at the engine."""
-
-    __slots__ = ("_answer", "_counter", "_headers", "_peer", "_shape", "now")
-
-    now: Counting | None
-
-    def __init__(
-        self, counter: Counter, shape: RequestShape, headers: Headers, peer: bytes, answer: Answer
-    ) -> None:
-        self._counter = counter
-        self._shape = shape
-        self._headers = headers
-        self._peer = peer
-        self._answer = answer
-
-    def beside(self) -> Counting:
-        counter = self._counter
-        counter.beside += 1
-        return counter._counter_beside().count(self._shape, counter.timeout, self._from_beside)
-
-    def engine(self) -> None:
-        """It could not be counted here after all."""
-        counter = self._counter
-        plan = counter.plan(self._shape)
-        if plan.is_whole_context:
-            self._finish(Counted(None, "whole_context"))
-            return
-        counting = counter._calls.begin(plan, self._headers, self._peer, self.from_engine)
-        if isinstance(counting, Counted):
-            self._finish(counting)
-        else:
-            self.now = counting
-
-    def cancel(self) -> None:
-        if self.now is not None:
-            self.now.cancel()
-
-    def _from_beside(self, outcome: Counted | CannotCount) -> None:
-        if isinstance(outcome, Counted):
-            self._finish(outcome)
-        else:
-            self.now = None
-            self.engine()
-
-    def from_engine(self, outcome: Outcome) -> None:
-        ours = self._counter.local(self._shape)
-        if ours is not None and isinstance(outcome, Counted):
-            self._counter.trust.compare(self._shape.is_chat, ours, outcome)
-        self._finish(outcome)
-
-    def _finish(self, outcome: Outcome) -> None:
-        self.now = None  # it knows us: a circle that only the collector would open
-        if isinstance(outcome, Counted):
-            self._counter._told(outcome)
-        self._answer(outcome)
+    def admitted_on_bound(self) -> None:
+        """Note that a request goes on before it is counted."""
+        self.on_bound += 1
+        self.sources["bound"] += 1
 
 
 def _settle(future: asyncio.Future[Outcome], outcome: Outcome) -> None:

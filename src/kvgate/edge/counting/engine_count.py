@@ -176,6 +176,7 @@ class EngineCounting:
                 self._sums[index] += known
                 continue
             self._key, self._read = (index, key), call.read
+            left_out, lines = counts.pool.access.towards(self._headers)
             head = request_head(
                 b"POST",
                 counts.pool.prefix + call.path.encode("ascii"),
@@ -183,9 +184,9 @@ class EngineCounting:
                 self._headers,
                 body_bytes=len(call.body),
                 peer=self._peer,
-                drop=counts.engine.drop_headers | _OURS,
+                drop=counts.engine.drop_headers | _OURS | left_out,
             )
-            self._request = head[:-2] + b"content-type: application/json\r\n\r\n" + call.body
+            self._request = b"%b%bcontent-type: application/json\r\n\r\n%b" % (head[:-2], lines, call.body)
             self._is_retry = False
             counts.calls += 1
             self._send()
@@ -221,9 +222,8 @@ class EngineCounting:
 
     # --- from the connection
 
-    def head(self, status: int, phrase: bytes, headers: Headers, framing: str) -> bool:
+    def head(self, status: int, phrase: bytes, headers: Headers, framing: str) -> None:
         self._status, self._phrase, self._head = status, phrase, headers
-        return False
 
     def data(self, piece: bytes) -> None:
         self._size += len(piece)

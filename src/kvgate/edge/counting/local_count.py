@@ -37,7 +37,9 @@ def refuse_own_prompts(engine: str, shape: RequestShape, counter: PromptCounter)
         return
     if shape.api is not Api.CHAT:
         raise CannotCount("the engine turns this API's messages into a chat by rules of its own")
-    if engine in _TEMPLATE_ENGINES:
+    if counter.renders_as_vllm and engine == "vllm":
+        return
+    if engine in _TEMPLATE_ENGINES or counter.renders_as_vllm:
         if counter.rendered_by is not None:
             raise CannotCount(f"{engine} writes this model's prompts with {counter.rendered_by}")
         return
@@ -98,13 +100,17 @@ def count_part(counter: PromptCounter, part: Part, add_special: bool, with_parts
     if isinstance(part, str):
         return counter.count_text(part, add_special)
     if isinstance(part, Conversation):
-        fields = {**part.options, "messages": part.messages, "tools": part.tools or None}
-        return counter.count_chat(fields, with_parts=with_parts)
+        return counter.count_chat(chat_fields(part), with_parts=with_parts)
     if isinstance(part, Mixed):
         # Tokens may merge, or not, where the pieces meet: each is counted with its own specials.
         pieces = [count_part(counter, piece, add_special) for piece in part.pieces]
         return Count(sum(piece.prompt_tokens for piece in pieces) + part.overhead, "bound", False)
     raise CannotCount(part.why)
+
+
+def chat_fields(part: Conversation) -> dict[str, Any]:
+    """A conversation as the body of a chat completion."""
+    return {**part.options, "messages": part.messages, "tools": part.tools or None}
 
 
 def source_of(counts: tuple[Count, ...]) -> str:

@@ -52,6 +52,11 @@ class Trust:
             for is_chat in (True, False):
                 self._lose(is_chat, f"counted {counted} where the engine's usage says {prompt}")
 
+    def above_bound(self, bound: int, prompt: int) -> None:
+        """A prompt that was let in with at most `bound` tokens, and has more."""
+        for is_chat in (True, False):
+            self._lose(is_chat, f"took {bound} for the most of a prompt of {prompt} tokens")
+
     def _lose(self, is_chat: bool, why: str) -> None:
         self._lost.add(is_chat)
         what = "chats and texts" if len(self._lost) == 2 else "chats" if is_chat else "texts"

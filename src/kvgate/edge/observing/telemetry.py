@@ -199,6 +199,7 @@ def _pools(pools: list[dict[str, Any]]) -> Iterator[Metric]:
 DRIFT = (
     ("engine_used_blocks", "engine_used_blocks", "KV blocks that the engine says it uses"),
     ("excess_blocks", "excess_blocks", "Blocks that the engine uses beyond those reserved"),
+    ("foreign_blocks", "foreign_blocks", "Blocks at the engine that are taken for somebody else's"),
     ("safety_fraction", "fraction", "Share of the blocks that may be reserved now"),
 )
 
@@ -221,6 +222,14 @@ def _drift(pools: list[dict[str, Any]]) -> Iterator[Metric]:
     yield preempted
 
 
+# What was decided before the prompts were counted, by the key in a pool's `counting`.
+UNCOUNTED = (
+    ("bound_admissions", "on_bound", "Requests let in on a bound, before their prompts were counted"),
+    ("bound_settlements", "settled", "Requests let in on a bound and corrected by their count"),
+    ("uncounted_refusals", "refused_uncounted", "Requests whose length alone showed that they can never fit"),
+)
+
+
 def _counting(pools: list[dict[str, Any]]) -> Iterator[Metric]:
     counts = CounterMetricFamily(
         "kvgate_counts",
@@ -235,13 +244,19 @@ def _counting(pools: list[dict[str, Any]]) -> Iterator[Metric]:
         "1 when the tokenizer has counted less than the engine and is not used any more",
         labels=["upstream"],
     )
+    uncounted = [
+        (key, CounterMetricFamily(f"kvgate_{name}", text, labels=["upstream"]))
+        for name, key, text in UNCOUNTED
+    ]
     for pool in pools:
         counting = pool["counting"]
+        for key, family in uncounted:
+            family.add_metric([pool["upstream"]], counting[key])
         for source, times in counting["sources"].items():
             counts.add_metric([source, pool["upstream"]], times)
         calls.add_metric([pool["upstream"]], counting["engine_calls"])
         trusted.add_metric([pool["upstream"]], int(bool(counting.get("distrusted"))))
-    yield from (counts, calls, trusted)
+    yield from (counts, calls, trusted, *(family for _, family in uncounted))
 
 
 def _counters(counters: dict[str, Any]) -> Iterator[Metric]:

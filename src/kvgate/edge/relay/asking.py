@@ -11,14 +11,14 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from kvgate.core.records import Ask, Ending, Granted, Key, Reason, Refused
-from kvgate.edge.counting.counted import Counted, Counting, CountRefused, Outcome
+from kvgate.edge.counting.counted import Counted, CountRefused, Outcome
 from kvgate.edge.identity import in_full
 from kvgate.edge.relay import answers
 from kvgate.edge.relay.comments import Comments
 from kvgate.edge.relay.host import Host
-from kvgate.edge.relay.life import Life
 from kvgate.edge.relay.request import Request
 from kvgate.edge.relay.state import State
+from kvgate.edge.relay.uncounted import LOOK_FROM, Uncounted
 from kvgate.edge.upstreams import models
 from kvgate.edge.upstreams.routing import NotServed, first_up
 from kvgate.edge.upstreams.upstream import Upstream
@@ -34,15 +34,10 @@ if TYPE_CHECKING:
 NO_KEY = "The API key of this request is not one that this gateway lets in."
 
 
-class Asking(Life):
+class Asking(Uncounted):
     """A request up to the grant, or to its refusal."""
 
-    # fmt: off
-    __slots__ = (
-        "_ask", "_client", "_comments", "_counted", "_counting", "_line_key", "_pools",
-        "_request", "_route", "_shape", "_task",
-    )
-    # fmt: on
+    __slots__ = ("_comments", "_line_key", "_route", "_task")
 
     def __init__(self, gateway: Host, client: ClientConnection, request: Request) -> None:
         super().__init__(gateway)
@@ -50,12 +45,11 @@ class Asking(Life):
         self._request = request
         self._line_key: Key | None = None
         self._route: Route | None = None
-        self._shape: Shape | None = None
-        self._counting: Counting | None = None
-        self._counted: Counted | None = None
-        self._ask: Ask | None = None
+        self._shape = None
+        self._counted = None
+        self._ask = None
         self._comments: Comments | None = None
-        self._pools: tuple[Upstream, ...] = ()  # that it may still go to
+        self._pools = ()  # that it may still go to
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -105,6 +99,8 @@ class Asking(Life):
         self._send(request.body)
 
     def _count(self, shape: Shape) -> None:
+        if len(self._request.body) > LOOK_FROM and self._is_hopeless(shape):
+            return
         found = self._upstream.counter.begin(
             shape, self._request.headers, self._client.peer, self._count_ends
         )
@@ -112,13 +108,17 @@ class Asking(Life):
             self._ask_for_room(found)
             return
         self._counting = found
-        if self.state is not State.COUNTING:
+        if not self._goes_on_bound(shape, found) and self.state is not State.COUNTING:
             self._to(State.COUNTING)
 
     def _count_ends(self, outcome: Outcome) -> None:
         self._counting = None
         try:
-            if isinstance(outcome, Counted):
+            if self._bound is not None:
+                # It has been let in. Where there is no count, it stays with what it has.
+                if isinstance(outcome, Counted) and self._settle(outcome) and self._counted is not None:
+                    self._counted = outcome
+            elif isinstance(outcome, Counted):
                 self._ask_for_room(outcome)
             elif isinstance(outcome, CountRefused):
                 self._end(Ending.FAILED, outcome="engine_error")
@@ -135,8 +135,15 @@ class Asking(Life):
         if not others:
             self._refuse_unavailable(why)
             return
+        self._count_again(others)
+
+    def _count_again(self, pools: tuple[Upstream, ...]) -> None:
+        """Count anew, for other pools."""
         assert self._shape is not None
-        self._pools, self._upstream = others, others[0]
+        if self._counting is not None:
+            self._counting.cancel()
+        self._bound = self._counting = None
+        self._pools, self._upstream = pools, pools[0]
         self._count(self._shape)
 
     def _ask_for_room(self, counted: Counted) -> None:
@@ -178,7 +185,7 @@ class Asking(Life):
         shape, ask = self._shape, self._ask
         assert shape is not None
         assert ask is not None
-        self._hold(given, ask, is_counted=not shape.priced_as_whole_context)
+        self._hold(given, ask, is_counted=self._bound is None and not shape.priced_as_whole_context)
         try:
             self._granted(given, shape)
         except BaseException:
@@ -205,7 +212,11 @@ class Asking(Life):
         assert key is not None
         self._upstream.keeper.ended(key, Ending.FAILED)
         self._pools = others
-        self._ask_for_room(counted)
+        if self._bound is not None:
+            # What was easy here need not be easy there, and the count may never come.
+            self._count_again(others)
+        else:
+            self._ask_for_room(counted)
         return True
 
     def _give_up(self) -> None:

@@ -33,8 +33,8 @@ NEXT: dict[State, tuple[State, ...]] = {
     State.COUNTED: (State.ADMITTED, State.WAITING, State.RELEASED),
     State.WAITING: (State.ADMITTED, State.RELEASED),
     State.ADMITTED: (State.CONNECTING, State.SENDING, State.RELEASED),
-    # Back to counted: nothing was sent, and another engine has the model.
-    State.CONNECTING: (State.SENDING, State.COUNTED, State.RELEASED),
+    # Back: nothing was sent, and another engine has the model. Counted anew if a bound was all there was.
+    State.CONNECTING: (State.SENDING, State.COUNTED, State.COUNTING, State.RELEASED),
     # Back to connecting: a reused connection was closed by the engine while it was idle.
     State.SENDING: (State.STREAMING, State.CONNECTING, State.DRAINING, State.RELEASED),
     State.STREAMING: (State.DRAINING, State.RELEASED),

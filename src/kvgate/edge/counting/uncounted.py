@@ -1,0 +1,98 @@
+"""What is proven of prompts before anybody has counted them: at least so many tokens, at most so many.
+
+Promises: both hold for the very text that the engine tokenizes, if its tokenizer is the one at hand; for
+a chat that is what its template writes, because a template may leave out what a request holds, or write
+more. Both take far less time than a count. None: nothing is proven, or to prove it would take as long.
+"""
+
+from __future__ import annotations
+
+from kvgate.edge.counting.counted import Prompts
+from kvgate.edge.counting.local_count import chat_fields
+from kvgate.tokens import CannotCount
+from kvgate.tokens.bounds import Proofs
+from kvgate.wire.dialects.shape import Conversation, Mixed, Part, RequestShape
+
+# A chat with more pieces is not written out on the loop: each takes about 2 us.
+PIECES_MAX = 1_000
+# Fields by which some engine cuts a prompt that is too long. What is left of it is not known here.
+_CUTTING = frozenset({"truncate_prompt_tokens", "truncate", "truncation", "truncation_side"})
+
+
+def is_cut(shape: RequestShape) -> bool:
+    """Whether the engine may be asked to take only a part of a long prompt."""
+    fields = shape.body.fields
+    inner = fields.get("parameters")
+    return not _CUTTING.isdisjoint(fields) or (isinstance(inner, dict) and not _CUTTING.isdisjoint(inner))
+
+
+def least_at_best(proofs: Proofs, shape: RequestShape) -> Prompts | None:
+    """What could be proven if a request held nothing but letters: not worth a look where that fits."""
+    words = proofs.words
+    if words is None:
+        return None
+    return tuple(
+        len(part if isinstance(part, list | str) else shape.body.text) // words.in_token + 1
+        for part in shape.parts
+    )
+
+
+def least_of(proofs: Proofs, shape: RequestShape, enough: int) -> Prompts | None:
+    """At least so many tokens has each prompt; more than `enough` are not looked for."""
+    words, found = proofs.words, []
+    if words is None:
+        return None
+    for part in shape.parts:
+        if isinstance(part, list):
+            found.append(len(part))
+            continue
+        texts = _texts(proofs, part)
+        if texts is None:
+            return None
+        found.append(sum(words.least(text, enough) for text in texts))
+    return tuple(found)
+
+
+def most_of(proofs: Proofs, shape: RequestShape) -> Prompts | None:
+    """Each prompt has at most so many tokens, special ones around it included."""
+    found = []
+    for part in shape.parts:
+        if isinstance(part, list):
+            found.append(len(part))
+            continue
+        texts = _texts(proofs, part)
+        if texts is None:
+            return None
+        total = 0
+        for text in texts:
+            most = proofs.most(text)
+            if most is None:
+                return None
+            total += most
+        if isinstance(part, Mixed):
+            total += part.overhead + sum(len(piece) for piece in part.pieces if isinstance(piece, list))
+        found.append(total)
+    return tuple(found)
+
+
+def _texts(proofs: Proofs, part: Part) -> list[str] | None:
+    """The texts that are tokenized for a part, the token ids of a mixed one apart."""
+    if isinstance(part, str):
+        return [part]
+    if isinstance(part, Mixed):
+        return [piece for piece in part.pieces if isinstance(piece, str)]
+    if not isinstance(part, Conversation) or part.media or _pieces(part) > PIECES_MAX:
+        return None
+    try:
+        return [proofs.written(chat_fields(part))]
+    except CannotCount:
+        return None
+
+
+def _pieces(part: Conversation) -> int:
+    pieces = len(part.messages) + len(part.tools)
+    for message in part.messages:
+        for name in ("content", "tool_calls"):
+            value = message.get(name)
+            pieces += len(value) if isinstance(value, list) else 0
+    return pieces
