@@ -9,7 +9,7 @@ ARGS ?=
 VLLM := .venv-vllm
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test test-vllm test-tokenizers test-sdks lint bench peers compiled clean
+.PHONY: help demo serve test test-vllm test-tokenizers test-sdks lint bench peers compiled test-compiled clean
 
 help: ## show this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -41,8 +41,11 @@ lint: $(READY) ## format, lint and types only
 peers: $(READY) ## the gateways that the benchmark compares with, into .cache/peers (1.5 GB)
 	$(BIN)/python benchmarks/relay.py install
 
-compiled: $(READY) ## the hot path compiled to C, into build/compiled (experimental; needs gcc)
+compiled: $(READY) ## the path of a request compiled to C, into build/compiled (needs gcc)
 	$(BIN)/python tools/compile.py
+
+test-compiled: compiled ## the tests of core, wire and edge, run by the compiled code
+	PYTHONPATH=$(CURDIR)/build/compiled $(BIN)/python -m pytest tests/core tests/wire tests/edge $(ARGS)
 
 bench: peers ## every benchmark, one after the other
 	@set -e; for file in benchmarks/[a-z]*.py; do echo "== $$file"; $(BIN)/python "$$file" $(ARGS); done

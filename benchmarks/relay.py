@@ -1,6 +1,6 @@
 """What the relay costs: CPU of the gateway per request and per streamed chunk, beside its peers.
 
-    python benchmarks/relay.py [--quick] [--repeats 5] [--only kvgate-count,nginx] [--json FILE]
+    python benchmarks/relay.py [--quick] [--repeats 5] [--only kvgate,nginx] [--json FILE]
     python benchmarks/relay.py install          the peers, into .cache/peers (`make peers`)
     python benchmarks/relay.py conformance      `kvgate conformance` on every peer, to .cache/conformance
 
@@ -8,10 +8,10 @@ Everything runs on this machine in one go. The gateway has one core to itself; a
 this client share another. Gateways are measured in turn, each started afresh for every repeat, so
 that a slow minute of the machine meets all of them. `relaybench/measure.py` says what is counted.
 kvgate does its full work: it parses and prices each body, reserves, writes the cap into the body,
-reads the usage and releases. `kvgate-ids` gets prompts of token ids, which need no count;
-`kvgate-count` gets chats, always the same one, so that the engine is asked once and its count is
-remembered: what counting costs is benchmarks/counting.py's. `compiled` is the same with the hot path
-compiled (tools/compile.py). The others only forward.
+reads the usage and releases. `kvgate` gets chats, always the same one, so that the engine is asked once
+and its count is remembered: what counting costs is benchmarks/counting.py's. `kvgate-ids` gets prompts of
+token ids, which need no count. Both are compiled (tools/compile.py); `python` and `python-ids` are the
+same, not compiled. The others only forward.
 """
 
 from __future__ import annotations

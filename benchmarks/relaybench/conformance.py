@@ -34,9 +34,9 @@ def run_all(gateways: list[Gateway], out: Path, only: str | None) -> None:
     absent: dict[str, str] = {}
     files: list[str] = []
     for gateway in gateways:
-        if gateway.name in ("kvgate-ids", "compiled", "bare"):
-            continue  # the same gateway as kvgate-count; not a gateway at all
-        name = "kvgate" if gateway.name == "kvgate-count" else gateway.name
+        if gateway.name in ("kvgate-ids", "python-ids", "bare"):
+            continue  # the same gateways as without ids; not a gateway at all
+        name = gateway.name
         label, file = f"{name} {gateway.version}", out / f"{name}.json"
         print(f"== {label}", flush=True)
         file.unlink(missing_ok=True)

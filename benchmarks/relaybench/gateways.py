@@ -147,14 +147,15 @@ def all_gateways() -> list[Gateway]:
     """Every column, present or not, in the order of the table."""
     from kvgate import __version__
 
-    found = [
-        Gateway("kvgate-ids", __version__, kvgate_command, token_ids=True),
-        Gateway("kvgate-count", __version__, kvgate_command),
-        Gateway("bare", "uvloop", bare_command),
-    ]
     is_compiled = peers.is_compiled()
     command, absent = (compiled_command, "") if is_compiled else (None, "not compiled (make peers)")
-    found.insert(2, Gateway("compiled", __version__, command, absent))
+    found = [
+        Gateway("kvgate", __version__, command, absent),
+        Gateway("kvgate-ids", __version__, command, absent, token_ids=True),
+        Gateway("python", __version__, kvgate_command),
+        Gateway("python-ids", __version__, kvgate_command, token_ids=True),
+        Gateway("bare", "uvloop", bare_command),
+    ]
     has_nginx = peers.nginx_binary() is not None
     version, absent = peers.nginx_version(), "" if has_nginx else peers.why_absent("nginx")
     found.append(Gateway("nginx", version, nginx_command if has_nginx else None, absent))

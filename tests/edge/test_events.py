@@ -69,7 +69,9 @@ def test_a_chunked_stream_arrives_whole_without_the_event_of_the_gate(
     ending = b"0\r\nx-trailer: yes\r\n\r\n" if trailers else LAST_CHUNK
     raw = b"".join(map(frame, cut(content, chunks))) + ending
     form = reply()
-    read = Read(form.piece(b"") + b"".join(map(form.piece, cut(raw, places))) + form.end())
+    begun = form.piece(b"")
+    pieces = [piece if form.is_usual(piece) else form.piece(piece) for piece in cut(raw, places)]
+    read = Read(begun + b"".join(pieces) + form.end())
     assert read.body == b"".join([*events, DONE])
     assert read.is_whole
     assert read.trailers == trailers
@@ -95,12 +97,59 @@ def test_a_stream_that_breaks_anywhere_ends_with_the_error_event_and_the_last_ch
     assert b"[DONE]" not in read.body
 
 
+class Judge:
+    """What llhttp makes of an answer, as far as it has been shown it."""
+
+    def __init__(self) -> None:
+        self.is_whole = self.is_broken = False
+        self._parser = httptools.HttpResponseParser(self)
+        self.see(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")
+
+    def on_message_complete(self) -> None:
+        self.is_whole = True
+
+    def see(self, piece: bytes) -> tuple[bool, bool]:
+        if not self.is_broken:
+            try:
+                self._parser.feed_data(piece)
+            except httptools.HttpParserError:
+                self.is_broken = True
+        return self.is_whole, self.is_broken
+
+
+@given(
+    EVENTS, st.integers(0, 100_000), st.sampled_from([b"", b"\0", b"\n", b"g", b"0", b"\r\n"]), st.booleans()
+)
+def test_a_parser_that_is_not_shown_usual_pieces_judges_the_others_as_one_that_sees_all(
+    events: list[bytes], place: int, damage: bytes, ends: bool
+) -> None:
+    pieces = [frame(event) for event in [*events, TEXT, TEXT, DONE]] + [LAST_CHUNK] * ends
+    at = place % len(pieces)
+    within = place % len(pieces[at])
+    pieces[at] = pieces[at][:within] + damage + pieces[at][within + len(damage) :]
+    form, all_seen, some_seen = reply(), Judge(), Judge()
+    form.piece(b"")
+    for piece in pieces:
+        judged = all_seen.see(piece)
+        if form.is_usual(piece):
+            # Whatever it is, nothing has ended or broken in it.
+            assert judged == (some_seen.is_whole, some_seen.is_broken)
+            continue
+        assert some_seen.see(piece) == judged
+        if judged != (False, False):
+            break
+        form.piece(piece)
+
+
 def test_the_usual_piece_is_passed_on_as_the_same_object() -> None:
     form = reply()
     form.piece(b"")
     for content in (TEXT, NULL, CRLF, TEXT + NULL):
         raw = frame(content)
+        assert form.is_usual(raw)
         assert form.piece(raw) is raw
+    assert not form.is_usual(frame(OURS))
+    assert not form.is_usual(frame(TEXT) + frame(TEXT))
     two = frame(TEXT) + frame(TEXT)
     assert form.piece(two) is two
     extended = b"%x;a=b\r\n%b\r\n" % (len(TEXT), TEXT)

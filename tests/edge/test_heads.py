@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvgate.edge.relay import heads
-from kvgate.edge.relay.heads import Fields, Headers, request_head, response_head
+from kvgate.edge.relay.heads import Headers, request_head, response_head
 
 
 def head(headers: list[tuple[bytes, bytes]], drop: frozenset[bytes] = frozenset()) -> bytes:
@@ -96,7 +96,7 @@ def test_a_remembered_form_writes_what_a_look_at_each_line_writes(
     dropped = heads._REMADE | drop
     expected = heads._looked_at(headers, dropped)
     assert heads._relayed(headers, dropped) == expected
-    assert heads._relayed(Fields(headers), dropped) == expected
+    assert heads._relayed(headers, dropped, heads.named(headers)) == expected
 
 
 @given(st.integers(0, 200), st.integers(0, 200))

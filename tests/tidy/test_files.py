@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import runpy
 from collections import Counter
 from pathlib import Path
 
@@ -41,9 +40,3 @@ def test_no_two_test_files_have_one_name() -> None:
     # pytest would collect only the first of them, and only when both folders are asked for.
     names = Counter(path.name for path in (ROOT / "tests").rglob("test_*.py"))
     assert [name for name, count in names.items() if count > 1] == []
-
-
-def test_what_is_compiled_exists() -> None:
-    hot = runpy.run_path(str(ROOT / "tools" / "compile.py"))["hot_files"]()
-    assert len(hot) > 30
-    assert [name for name in hot if not (ROOT / "src" / name).exists()] == []

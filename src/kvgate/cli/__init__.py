@@ -17,12 +17,13 @@ from kvgate.cli.explain import explain as explain_command
 from kvgate.cli.plan import plan as plan_command
 from kvgate.cli.serve import serve as serve_command
 from kvgate.cli.storm import storm as storm_command
+from kvgate.edge.compiled import is_compiled
 
 __all__ = ["main"]
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(__version__, prog_name="kvgate")
+@click.version_option(f"{__version__}{', compiled' if is_compiled else ''}", prog_name="kvgate")
 def main() -> None:
     """Admission control for self-hosted LLM servers.
 

@@ -16,8 +16,8 @@ Whole-second headers and their limits belong to `wire`; this file deals in secon
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
 
 from kvgate.core.lifetimes import Lifetimes
 from kvgate.core.records import Key, Seconds
@@ -54,7 +54,8 @@ SECONDS_KEPT = int(RETRY_MAX) + 2
 CURVES_MAX = 768
 
 
-class _Live(NamedTuple):
+@dataclass(slots=True)
+class _Live:
     start: Seconds
     cap: int
     blocks: int
@@ -113,21 +114,21 @@ class Forecast:
     def settled(self, key: Key, blocks: int) -> None:
         """It holds fewer blocks now, so that fewer will come free at its end."""
         live = self._live[key]
-        self._live[key] = live._replace(blocks=blocks)
         del self._freed[bisect_left(self._ends, (live.end, key)) :]
         self._held += blocks - live.blocks
+        live.blocks = blocks
 
     def ended(self, key: Key, now: Seconds, *, learn: bool, tokens: int | None = None) -> None:
         """It has ended. `learn`: by itself, not cut off. `tokens`: how many it generated, if known."""
         live = self._live.pop(key, None)
         if live is None:
             return
-        start, cap, blocks, tenant, end = live
-        place = bisect_left(self._ends, (end, key))
+        place = bisect_left(self._ends, (live.end, key))
         del self._ends[place], self._freed[place:]
-        self._held -= blocks
-        age = now - start if now > start else 0.0
-        for at in _curve_names(tenant, cap.bit_length()):
+        self._held -= live.blocks
+        cap = live.cap
+        age = now - live.start if now > live.start else 0.0
+        for at in _curve_names(live.tenant, cap.bit_length()):
             curve = self._curves.get(at)
             if curve is None:
                 if len(self._curves) >= CURVES_MAX:
@@ -256,14 +257,13 @@ class Forecast:
             end = live.start + self.expected_life(live.cap, live.tenant, age)
             # Never "right now": the moment of an overdue answer is not known that well.
             end = max(end, now + OVERDUE_SHARE * age, now + OVERDUE_MIN)
-            self._live[key] = live._replace(end=end)
+            live.end = end
             insort(ends, (end, key))
 
     def _expect_anew(self) -> None:
         self._basis = self.seconds_per_cap_token
-        for key, live in self._live.items():
-            end = live.start + self.expected_life(live.cap, live.tenant)
-            self._live[key] = live._replace(end=end)
+        for live in self._live.values():
+            live.end = live.start + self.expected_life(live.cap, live.tenant)
         self._freed.clear()
         self._ends = sorted((live.end, key) for key, live in self._live.items())
 

@@ -46,7 +46,7 @@ class Answer:
         self._added = added
         self._watch = watch
 
-    def head(self, status: int, phrase: bytes, headers: Headers, framing: str) -> bool:
+    def head(self, status: int, phrase: bytes, headers: Headers, framing: str) -> Answer | None:
         self._exchange.answer_begins()
         request, watch = self._request, self._watch
         is_http11, keep_alive = request.is_http11, request.keep_alive
@@ -72,7 +72,13 @@ class Answer:
                 keep_alive=keep_alive,
                 reads_usage=watch is not None,
             )
-        return is_http11 or framing != "chunked"
+        return self if is_http11 or framing != "chunked" else None
+
+    def passed(self, piece: bytes) -> bool:
+        if self._reply.is_usual(piece):
+            self._client.write(piece)
+            return True
+        return False
 
     def data(self, piece: bytes) -> None:
         out = self._reply.piece(piece)

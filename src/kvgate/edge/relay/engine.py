@@ -26,15 +26,23 @@ class _Unreadable(Exception):
 class Receiver(Protocol):
     """Who gets a response."""
 
-    def head(self, status: int, phrase: bytes, headers: Headers, framing: str) -> bool:
-        """`framing` is chunked, length or close. Return True to get the body's bytes raw, with
-        their chunk framing and trailers; False to get its content."""
+    def head(self, status: int, phrase: bytes, headers: Headers, framing: str) -> RawReceiver | None:
+        """`framing` is chunked, length or close. What is returned gets the body's bytes raw, with
+        their chunk framing and trailers; None: this gets its content."""
 
     def data(self, piece: bytes) -> None: ...
 
     def done(self) -> None: ...
 
     def failed(self, why: str) -> None: ...
+
+
+class RawReceiver(Receiver, Protocol):
+    """Who gets a body with its framing."""
+
+    def passed(self, piece: bytes) -> bool:
+        """Take a piece that is one whole chunk, and not the last one, of a body that stands between
+        two chunks: then nobody else needs to see it. False: not such a piece, and not taken."""
 
 
 class EngineConnection(asyncio.Protocol):
@@ -59,7 +67,8 @@ class EngineConnection(asyncio.Protocol):
         self._pieces: list[bytes] = []
         self._parser: Any = None
         self._extra = False  # then the connection is not used again
-        self._raw = self._keep_alive = False  # each answer says
+        self._raw: RawReceiver | None = None
+        self._keep_alive = False  # each answer says
 
     # --- what the owner calls
 
@@ -73,6 +82,7 @@ class EngineConnection(asyncio.Protocol):
         self._interim = 0
         self._before_body: bytes | None = b""
         self._complete = False
+        self._raw = None
         self.got_bytes = False
         self.requests += 1
         self.last_byte = self._now()
@@ -80,7 +90,7 @@ class EngineConnection(asyncio.Protocol):
 
     def abort(self) -> None:
         """Drop the connection and the request on it. The receiver hears nothing more."""
-        self._receiver = None
+        self._receiver = self._raw = None
         self.is_closed = True
         self.transport.abort()
 
@@ -106,6 +116,11 @@ class EngineConnection(asyncio.Protocol):
             self.transport.abort()
 
     def data_received(self, data: bytes) -> None:
+        raw = self._raw
+        if raw is not None and raw.passed(data):
+            # The usual piece of a stream. The parser would stand where it stands now.
+            self.last_byte = self._now()
+            return
         receiver = self._receiver
         if receiver is None:
             # An idle engine connection has nothing to say; what comes could poison the next answer.
@@ -121,8 +136,8 @@ class EngineConnection(asyncio.Protocol):
                 return
             self._fail(f"the engine's answer is not HTTP/1.1: {error}")
             return
-        if before is None and self._raw and not self._complete:
-            # The usual piece of a stream: no callback that could have changed anything has run.
+        if before is None and self._raw is not None and not self._complete:
+            # In the middle of a body no callback that could have changed anything has run.
             receiver.data(data)
             return
         if self._receiver is None:
@@ -139,9 +154,9 @@ class EngineConnection(asyncio.Protocol):
                 else:
                     self._before_body = whole
                 return
-            if self._raw:
+            if self._raw is not None:
                 data = self._after_head(whole)
-        if self._raw:
+        if self._raw is not None:
             receiver.data(data)
         elif self._pieces:
             piece = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
@@ -207,7 +222,7 @@ class EngineConnection(asyncio.Protocol):
                 self._complete = True
 
     def on_body(self, piece: bytes) -> None:
-        if not self._raw:
+        if self._raw is None:
             self._pieces.append(piece)
 
     def on_message_complete(self) -> None:
@@ -230,7 +245,8 @@ class EngineConnection(asyncio.Protocol):
         return whole[found + 4 :] if found >= 0 else b""
 
     def _finish(self, *, reuse: bool) -> None:
-        receiver, self._receiver = self._receiver, None
+        receiver = self._receiver
+        self._receiver = self._raw = None
         if reuse and not self._is_head and not self.is_closed:
             self._pool.idle(self)
         elif not self.is_closed:
@@ -240,7 +256,8 @@ class EngineConnection(asyncio.Protocol):
             receiver.done()
 
     def _fail(self, why: str) -> None:
-        receiver, self._receiver = self._receiver, None
+        receiver = self._receiver
+        self._receiver = self._raw = None
         if not self.is_closed:
             self.is_closed = True
             self.transport.abort()

@@ -73,6 +73,7 @@ class Exchange(Asking):
     ) -> None:
         request, upstream = self._request, self._upstream
         pool = upstream.pool
+        left_out, lines = pool.access.towards(request.headers)
         head = request_head(
             request.method,
             pool.prefix + request.target,
@@ -80,10 +81,11 @@ class Exchange(Asking):
             request.headers,
             body_bytes=len(body),
             peer=self._client.peer,
-            drop=upstream.dropped | drop if drop else upstream.dropped,
+            known=request.known,
+            drop=upstream.dropped | drop | left_out if drop or left_out else upstream.dropped,
         )
-        if upstream.added_head:
-            head = head[:-2] + upstream.added_head + b"\r\n"
+        if upstream.added_head or lines:
+            head = head[:-2] + upstream.added_head + lines + b"\r\n"
         self._outgoing = head + body
         if len(self._pools) < 2:
             self._forget()

@@ -183,7 +183,7 @@ class RequestReader:
 
     def _check_fields(self, request: Request) -> None:
         headers = request.headers
-        names, values = named(headers)
+        request.known = names, values = named(headers)
         size = len(request.target) + 4 * len(headers) + names.size + len(b"".join(values))
         if size > HEAD_BYTES_MAX or len(headers) > HEADERS_MAX:
             raise _too_large_a_head()

@@ -92,25 +92,12 @@ def _place_of(wanted: bytes, lower: list[bytes]) -> int:
 _remembered = functools.lru_cache(maxsize=256)(Named)
 
 
-class Fields(list[tuple[bytes, bytes]]):
-    """The fields of a request as they arrive; once somebody has asked `named`, none may be added."""
-
-    __slots__ = ("known",)
-
-    known: tuple[Named, tuple[bytes, ...]]
+Known: TypeAlias = tuple["Named", tuple[bytes, ...]]
+"""What the names of a head say, and its values, in order."""
 
 
-def named(headers: Headers) -> tuple[Named, tuple[bytes, ...]]:
-    """What the names say, and the values, in order."""
-    known: tuple[Named, tuple[bytes, ...]] | None = getattr(headers, "known", None)
-    if known is None:
-        known = _look_up(headers)
-        if isinstance(headers, Fields):
-            headers.known = known
-    return known
-
-
-def _look_up(headers: Headers) -> tuple[Named, tuple[bytes, ...]]:
+def named(headers: Headers) -> Known:
+    """The names and the values of a head, looked up once for each request."""
     if not headers:
         return _remembered(()), ()
     names, values = zip(*headers, strict=True)
@@ -128,10 +115,12 @@ def _named_by_connection(headers: Headers) -> frozenset[bytes]:
     return frozenset(names - _OF_CONNECTION)
 
 
-def _relayed(headers: Headers, dropped: frozenset[bytes]) -> tuple[bytes, dict[bytes, bytes]]:
+def _relayed(
+    headers: Headers, dropped: frozenset[bytes], known: Known | None = None
+) -> tuple[bytes, dict[bytes, bytes]]:
     """The lines that are passed on; of what is dropped, the hops that it came over."""
-    known, values = named(headers)
-    form = known.form(dropped)
+    names, values = named(headers) if known is None else known
+    form = names.form(dropped)
     if form is not None:
         at = form.connection
         if at < 0 or values[at].lower() in _OF_CONNECTION:
@@ -170,13 +159,15 @@ def request_head(
     body_bytes: int,
     peer: bytes,
     drop: frozenset[bytes] = frozenset(),
+    known: Known | None = None,
 ) -> bytes:
-    """The head sent to the engine. `body_bytes` is the length of the body that follows.
+    """The head sent to the engine. `body_bytes` is the length of the body that follows; `known`: what
+    `named` says of the headers, where it was asked already.
 
     `Via` and `X-Forwarded-For` are added to, over all their lines: what a client claims there stays
     readable, and our own entry is always the last one.
     """
-    lines, hops = _relayed(headers, _dropped_towards_engine(drop))
+    lines, hops = _relayed(headers, _dropped_towards_engine(drop), known)
     length = b"" if not body_bytes and method in _BODILESS else b"content-length: %d\r\n" % body_bytes
     return b"%b %b HTTP/1.1\r\nhost: %b\r\n%b%bvia: %b1.1 kvgate\r\nx-forwarded-for: %b%b\r\n\r\n" % (
         method,

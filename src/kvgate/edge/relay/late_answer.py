@@ -30,14 +30,14 @@ class LateAnswer(Answer):
 
     dialect: Dialect
 
-    def head(self, status: int, phrase: bytes, headers: Headers, framing: str) -> bool:
+    def head(self, status: int, phrase: bytes, headers: Headers, framing: str) -> Answer | None:
         if is_event_stream(status, headers):
-            is_raw = super().head(status, phrase, headers, framing)
+            raw = super().head(status, phrase, headers, framing)
             self._reply.skip_head()
-            return is_raw
+            return raw
         self._exchange.answer_begins()
         self._reply = ErrorReply(status, self.dialect)
-        return False
+        return None
 
 
 class ErrorReply(Reply):

@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from kvgate.edge.relay.engine import EngineConnection
 from kvgate.edge.relay.heads import Headers
 from kvgate.edge.relay.upstream import Upstream, reason_of
+from kvgate.edge.upstreams.access import OPEN
 
 IDLE_CONNECTIONS_MAX = 64
 FETCH_BYTES_MAX = 64 * 1024 * 1024
 
 
-class EngineUnavailable(ConnectionError):
+class EngineUnavailable(Exception):
     """The engine could not be reached, or broke off; the message says how."""
 
 
@@ -50,6 +51,7 @@ class EnginePool:
         self.url = url
         self.prefix = self.upstream.prefix
         self.authority = self.upstream.authority
+        self.access = OPEN  # the key that the engine asks for, and when it is sent
         self.connect_timeout = connect_timeout
         self._tls = tls
         self._idle_timeout = idle_timeout
@@ -172,9 +174,8 @@ class _Collector:
         self._pieces: list[bytes] = []
         self._bytes = 0
 
-    def head(self, status: int, phrase: bytes, headers: Headers, framing: str) -> bool:
+    def head(self, status: int, phrase: bytes, headers: Headers, framing: str) -> None:
         self._status, self._phrase, self._headers = status, phrase, headers
-        return False
 
     def data(self, piece: bytes) -> None:
         self._bytes += len(piece)

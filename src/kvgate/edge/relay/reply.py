@@ -42,6 +42,11 @@ class Reply:
         # framing may lie within the usage; then it is not known.
         self._tail: bytes | None = b"" if reads_usage else None
 
+    def is_usual(self, piece: bytes) -> bool:
+        """Whether a piece is one whole chunk in the middle of an event stream, of whole lines that are
+        passed on as they are: `piece` would give it back unchanged, and nothing would be learned."""
+        return False
+
     def piece(self, piece: bytes) -> bytes:
         """The bytes to write for a piece of the answer; the head comes with the first."""
         if self._tail is not None:
