@@ -18,6 +18,8 @@ class UpstreamSettings:
     `label`: its name in metrics and `/status` (None: host and port). `total_blocks`: of one rank, where
     the engine has several data-parallel `ranks` (None: as many as it tells). `models`: names that it
     serves (empty: those that it lists). `aliases`: further names, each with the one that the engine knows.
+    `api_key_env`, `api_key_file`: where its API key is, a variable or a file; `replace_client_keys`: it is
+    sent instead of what clients send.
     """
 
     url: str  # http(s)://host:port, unix:/path
@@ -34,6 +36,9 @@ class UpstreamSettings:
     ranks: int | None = None
     models: tuple[str, ...] = ()
     aliases: tuple[tuple[str, str], ...] = ()
+    api_key_env: str | None = None
+    api_key_file: str | None = None
+    replace_client_keys: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +47,9 @@ class Settings:
 
     upstreams: tuple[UpstreamSettings, ...] = ()  # none: the embedded engine
     upstream_ca: str | None = None  # PEM file; None: the system's CAs
+    upstream_api_key_env: str | None = None  # the variable that holds the key an engine asks for
+    upstream_api_key_file: str | None = None  # or a file that holds it
+    replace_client_keys: bool | None = None  # None: where `api_keys` is set
     engine: str | None = None  # a name in wire.engines.known; None: it is asked what it is
     listen_host: str = "127.0.0.1"  # or unix:/path, and port 0
     listen_port: int = 8080

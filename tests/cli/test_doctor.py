@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from engine_pages import llamacpp, model_list, pages, vllm, vllm_metrics
+from engine_pages import llamacpp, model_list, ollama, pages, vllm, vllm_metrics
 from kvgate.cli.doctor import doctor
 from kvgate.cli.plan import plan
 from kvgate.edge.embedded import EmbeddedEngine
@@ -170,6 +170,7 @@ def test_the_key_comes_from_the_environment_and_its_absence_is_noticed() -> None
 
     assert without[0] == 1
     assert "key_needed" in codes(without[1])
+    assert any("--api-key-env NAME" in finding["fix"] for finding in without[1]["findings"])
     assert with_key[0] == 0
     assert not {"no_api_key", "key_needed"} & codes(with_key[1])
     assert "s3cret" not in json.dumps(with_key[1])
@@ -187,6 +188,23 @@ def test_requests_that_kvgate_has_not_sent_are_foreign_load() -> None:
     with site(busy) as url:
         assert "load" in codes(report(url)[1])
         assert "admin_unread" in codes(report(url, "--admin", "http://127.0.0.1:9")[1])
+
+
+def test_what_an_unset_cap_costs_is_a_note_with_the_option_that_mends_it() -> None:
+    with site(vllm()) as url:
+        status, plain = report(url)
+    (note,) = [finding for finding in plain["findings"] if finding["code"] == "unset_caps"]
+
+    assert (status, note["level"]) == (0, "note")
+    assert "up to 32 of 56 blocks: 1 at once" in note["what"]
+    assert "generation_config" in note["what"]
+    assert "--default-output-cap N" in note["fix"]
+    with site(ollama(4096)) as url:
+        assert "unset_caps" not in codes(report(url)[1])
+    # As many as it has slots fit with any cap.
+    with site(llamacpp(512)) as url:
+        assert "unset_caps" not in codes(report(url, "--total-blocks", "4096")[1])
+        assert "unset_caps" in codes(report(url)[1])
 
 
 def test_several_processes_ranks_and_preemptions_are_named() -> None:
@@ -214,7 +232,3 @@ def test_a_plan_takes_the_blocks_of_a_running_engine() -> None:
 
     assert (shown["total_blocks"], shown["block_size"], shown["context"]) == (63, 128, 4096)
     assert (shown["shapes"][0]["blocks"], shown["shapes"][0]["concurrent"]) == (10, 5)
-    with site(llamacpp()) as url:
-        other = CliRunner().invoke(plan, [*arguments, url], input=json.dumps(config))
-    assert other.exit_code == 2
-    assert "llamacpp runs there" in other.stderr

@@ -183,3 +183,28 @@ def test_an_operator_may_change_a_tenant_while_it_waits() -> None:
     for each in (waiting, third, urgent):
         gate.ended(each, Ending.COMPLETED, 2.0)
     assert all(klass.held == 0 and klass.waiting == 0 for klass in gate.line.shares._classes.values())
+
+
+def test_ceilings_that_follow_the_pool_let_in_or_turn_away_who_waits() -> None:
+    gate = Gate(pool(100))
+    first = granted(gate, Ask((1,), 40, tenant=Tenant("a", ceiling=50)))
+    fits = queued(gate, Ask((1,), 30, tenant=Tenant("a", ceiling=50), max_wait=60))
+    large = queued(gate, Ask((1,), 45, tenant=Tenant("a", ceiling=50), max_wait=60))
+    assert gate.resize(pool(100), 1.0) == []
+
+    # Half as much for a while: nobody is told "never", and nobody gets in.
+    gate.line.shares.tell(lambda tenant: Tenant(tenant.name, ceiling=25, most_ceiling=50))
+    assert gate.resize(pool(100), 2.0) == []
+    assert gate.ended(first, Ending.COMPLETED, 3.0) == []
+    held_back = gate.ask(Ask((1,), 40, tenant=Tenant("a", ceiling=25, most_ceiling=50)), 3.0)
+    assert isinstance(held_back, Refused)
+    assert held_back.reason is Reason.TENANT_LIMIT
+    # More than before: the first of them fits.
+    gate.line.shares.tell(lambda tenant: Tenant(tenant.name, ceiling=60))
+    (let_in,) = gate.resize(pool(100), 4.0)
+    assert let_in.key == fits
+    # A smaller engine: what is above the ceiling for good is turned away with the figures of now.
+    gate.line.shares.tell(lambda tenant: Tenant(tenant.name, ceiling=44))
+    (never,) = gate.resize(pool(80), 5.0)
+    assert isinstance(never, Refused)
+    assert (never.key, never.reason, never.usable_tokens) == (large, Reason.KV_CAPACITY_EXCEEDED, 44)

@@ -17,6 +17,18 @@ def test_a_ceiling_as_a_fraction_follows_the_size_of_the_pool() -> None:
     assert TenantRule("b", ceiling_blocks=7).tenant(1000).ceiling == 7
 
 
+def test_what_may_come_back_of_the_pool_counts_for_never_and_not_for_now() -> None:
+    shrunk = TenantRule("a", ceiling_fraction=0.5).tenant(800, 900)
+    assert (shrunk.ceiling, shrunk.most_ceiling, shrunk.never_above) == (400, 450, 450)
+    whole, blocks = TenantRule("a", ceiling_fraction=0.5), TenantRule("b", ceiling_blocks=7)
+    assert whole.tenant(900, 900) == whole.tenant(900)
+    assert (blocks.tenant(800, 900).most_ceiling, blocks.tenant(800, 900).never_above) == (None, 7)
+    assert Tenant("c").never_above is None
+    for most in ({"ceiling": 5, "most_ceiling": 4}, {"most_ceiling": 4}):
+        with pytest.raises(Misuse):
+            Tenant("a", **most)
+
+
 @pytest.mark.parametrize(
     "wrong",
     [

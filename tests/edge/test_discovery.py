@@ -17,6 +17,7 @@ from kvgate.core.records import Ask, Granted, PoolFacts
 from kvgate.edge.gatekeeper import Gatekeeper
 from kvgate.edge.relay.pool import EngineUnavailable
 from kvgate.edge.upstreams import discovery
+from kvgate.edge.upstreams.access import OPEN
 from kvgate.edge.upstreams.discovery import Given, discover
 from kvgate.edge.upstreams.drift import Drift
 from kvgate.edge.upstreams.upstream import PINNED_BY_HEADER, RANK_HEADER
@@ -157,7 +158,10 @@ class Metrics:
         self.gate = Gate(facts)
         self.keeper = Gatekeeper(self.gate, asyncio.get_running_loop())
         self.text: str | None = None
-        self.pool: Any = SimpleNamespace(prefix=b"", authority=b"e", fetch=self.answer)
+        self.pool: Any = SimpleNamespace(prefix=b"", authority=b"e", access=OPEN, fetch=self.answer)
+
+    def resize(self, facts: PoolFacts) -> None:
+        self.keeper.resize(facts)
 
     async def answer(self, request: bytes) -> Any:
         if self.text is None:
@@ -194,8 +198,8 @@ async def test_a_foreign_client_is_seen_as_use_above_the_ledger() -> None:
     for _ in range(2):
         await drift.look(watched)
 
-    assert drift.snapshot()["excess_blocks"] == 299
-    assert watched.gate.facts.safety_fraction == pytest.approx(0.9 - 0.299)
+    assert drift.snapshot()["excess_blocks"] == 300
+    assert watched.gate.facts.safety_fraction == pytest.approx(0.9 - 0.3)
 
 
 async def test_looking_only_changes_nothing() -> None:

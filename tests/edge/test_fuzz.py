@@ -27,6 +27,7 @@ from kvgate.edge.relay.client import ClientConnection
 from kvgate.edge.relay.engine import EngineConnection
 from kvgate.edge.relay.framing import HEAD_BYTES_MAX
 from kvgate.edge.relay.pool import EnginePool
+from kvgate.edge.upstreams.access import OPEN
 
 INPUTS = int(os.environ.get("KVGATE_FUZZ", "10000"))
 SEED = int(os.environ.get("KVGATE_FUZZ_SEED", "20240607"))
@@ -113,6 +114,7 @@ class Pool:
     """Hands out connections to an engine that is a `Transport`, and looks at what they are sent."""
 
     prefix, authority, is_up, last_error = b"", b"engine", True, None
+    access = OPEN
 
     def __init__(self, gateway: Gateway) -> None:
         self.gateway = gateway

@@ -129,6 +129,27 @@ def test_two_tenants_cannot_share_a_name_or_a_key() -> None:
         Tenants([TenantRule("acme"), TenantRule("acme")], usable_blocks=1)
 
 
+def test_tenants_in_a_pool_of_another_size_are_the_same_with_other_ceilings() -> None:
+    table = {"name": "default", "ceiling": 0.1}
+    known = tenants(ACME, table, per_key=True, trusted_header="x-tenant", keys=frozenset({HASH}))
+    smaller = known.sized(400, 1000)
+    before = [known.of(h)[0] for h in (bearer(), [], bearer("k9"), [(b"x-tenant", b"acme")])]
+    after = [smaller.of(h)[0] for h in (bearer(), [], bearer("k9"), [(b"x-tenant", b"acme")])]
+
+    assert [each.ceiling for each in before] == [500, 100, 100, 500]
+    assert [(each.ceiling, each.never_above) for each in after] == [
+        (200, 500),
+        (40, 100),
+        (40, 100),
+        (200, 500),
+    ]
+    assert [smaller.again(each) for each in before] == after
+    assert smaller.again(Tenant("gone", 2.0, 7)).ceiling == 40  # a stranger's, as any other
+    assert tenants(ACME).again(Tenant("gone", 2.0, 7)) == Tenant("gone", 2.0, 7)
+    assert smaller.may_enter(bearer())
+    assert not smaller.may_enter(bearer("k9"))
+
+
 def test_floors_are_read_and_cannot_promise_more_than_there_is() -> None:
     assert class_rules([{"priority": 0, "floor": 0.2}]) == (ClassRule(0, 0.2),)
     for wrong, says in (

@@ -27,6 +27,8 @@ NOT_OURS = {".venv", ".venv-vllm", ".git", ".cache", "__pycache__", "build", "di
 OTHER_FLAGS = {
     *("--help", "--strict", "--quick", "--port", "--repeats", "--only", "--minutes", "--model-size", "--mix"),
     *(
+        "--api-key",
+        "--override-generation-config",
         "--max-num-seqs",
         "--tensor-parallel-size",
         "--max-num-batched-tokens",
@@ -146,7 +148,7 @@ def test_every_metric_in_the_documents_exists_and_every_metric_is_documented() -
 
 
 def test_every_flag_in_the_documents_exists() -> None:
-    commands = main.commands.values()
+    commands = [main, *main.commands.values()]
     known = {flag for command in commands for each in command.params for flag in each.opts} | OTHER_FLAGS
     for document in DOCUMENTS:
         for name in re.findall(r"(?<![\w-])--[a-z][a-z-]+", document.read_text("utf-8")):

@@ -178,8 +178,11 @@ def test_slots_that_work_are_what_llama_cpp_uses() -> None:
         {"is_processing": True, "n_prompt_tokens": 15, "next_token": [{"n_remain": 3, "n_decoded": 5}]},
         {"is_processing": False, "n_prompt_tokens": 1569, "next_token": [{"n_remain": -1, "n_decoded": 0}]},
     ]
-    assert seen("llamacpp", slots) == Sight(107, None, 2)
+    assert seen("llamacpp", slots) == Sight(107, None, 2, (1570, 18))
     assert seen("llamacpp", [{"is_processing": True}]) == Sight(None, None, 1)
+    slots[0]["next_token"] = [{"n_remain": -1}]  # no cap
+    del slots[1]["next_token"]
+    assert seen("llamacpp", slots) == Sight(107, None, 2, (92, 15))
 
 
 @pytest.mark.parametrize("share", ["NaN", "-0.1", "1.5", "+Inf"])
@@ -238,7 +241,7 @@ def test_every_finding_is_documented() -> None:
     places = [
         *source.glob("wire/engines/*.py"),
         source / "edge/upstreams/discovery.py",
-        source / "cli/doctor.py",
+        *source.glob("cli/doctor*.py"),
     ]
     call = re.compile(r'(?:\.(?:note|warn|unsafe)|Finding)\(\s*f?"([a-z_{}]+)"')
     codes = {code for place in places for code in call.findall(place.read_text("utf-8"))}

@@ -1,16 +1,23 @@
 """The traps of engines' own figures, by the names they have in docs/engines.md: V counts too low, W too
-high. Those of the price itself (V3 to V9, V11, V12, W1 to W3, W5, W6) are in tests/core."""
+high. Those of the price itself (V3 to V8, V11, V12, W1 to W3, W5, W6) are in tests/core."""
 
 from __future__ import annotations
 
+import json
+import re
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from engine_pages import llamacpp, model_list, pages, sglang, tgi, vllm, vllm_metrics
+from kvgate.core.correction import Correction, Look
 from kvgate.core.geometry import Serving
 from kvgate.core.price import price
-from kvgate.core.records import Ask, PoolFacts, Price
+from kvgate.core.records import Ask, CapRules, PoolFacts, Price
+from kvgate.wire.body import BadBody
+from kvgate.wire.dialects.shape import enforce
 from kvgate.wire.engines.finding import found_in
 from kvgate.wire.engines.found import Found, Given, Level, Page
 from kvgate.wire.engines.known import ENGINES
@@ -406,3 +413,101 @@ def test_a_hybrids_options_change_its_price() -> None:
         return priced.blocks + each.geometry.reserve_blocks
 
     assert blocks(small) < blocks(large)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]}),
+        ("/v1/completions", {"prompt": "x"}),
+        ("/v1/responses", {"input": "x"}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "x"}], "max_tokens": 5}),
+        ("/inference/v1/generate", {"token_ids": [1], "sampling_params": {"max_tokens": 5}}),
+    ],
+)
+def test_v13_a_prefill_whose_cache_waits_for_another_engine_is_not_taken(
+    path: str, body: dict[str, Any]
+) -> None:
+    read = ENGINES["vllm"].routes[path.encode()].read
+    with pytest.raises(BadBody, match="keep the memory after its answer") as caught:
+        read(json.dumps(body | {"kv_transfer_params": {"do_remote_decode": True}}).encode())
+    assert caught.value.param == "kv_transfer_params"
+    read(json.dumps(body | {"kv_transfer_params": {"do_remote_prefill": True}}).encode())
+    read(json.dumps(body | {"kv_transfer_params": None}).encode())
+
+
+def test_v13_a_resumable_stream_has_no_path() -> None:
+    for engine in ENGINES.values():
+        taken = {*engine.routes, *engine.free_posts}
+        assert not any(b"realtime" in path or b"resum" in path for path in taken), engine.name
+
+
+def test_v13_tool_loops_of_the_engine_are_priced_as_a_whole_context() -> None:
+    read = ENGINES["vllm"].routes[b"/v1/responses"].read
+    own = read(json.dumps({"input": "x", "tools": [{"type": "code_interpreter"}]}).encode())
+    theirs = read(json.dumps({"input": "x", "tools": [{"type": "function", "name": "f"}]}).encode())
+
+    assert own.priced_as_whole_context
+    assert not theirs.priced_as_whole_context
+
+
+def test_v9_a_chat_and_a_completion_without_a_cap_are_told_apart() -> None:
+    routes = ENGINES["vllm"].routes
+    chat = routes[b"/v1/chat/completions"].read(b'{"messages": [{"role": "user", "content": "x"}]}')
+    completion = routes[b"/v1/completions"].read(b'{"prompt": "x"}')
+
+    assert (chat.effective_cap, completion.effective_cap) == (None, 16)
+    pool = facts(found_in("vllm", vllm()))
+    caps = [
+        price(Ask((96,), s.output_cap, rules=CapRules(s.default_cap)), replace(pool, safety_fraction=1.0))
+        for s in (chat, completion)
+    ]
+    assert [each.output_cap for each in caps if isinstance(each, Price)] == [4000, 16]
+
+
+def test_w8_the_cap_that_is_priced_is_the_one_that_is_sent_so_a_lower_one_of_the_server_only_frees() -> None:
+    shape = (
+        ENGINES["vllm"]
+        .routes[b"/v1/chat/completions"]
+        .read(b'{"messages": [{"role": "user", "content": "x"}]}')
+    )
+
+    assert json.loads(enforce(shape, 4000))["max_tokens"] == 4000
+
+
+def test_w4_every_choice_is_charged_its_own_prompt() -> None:
+    pool = PoolFacts(1000, 16, 4096)
+    one, four = price(Ask((1600,), 16), pool), price(Ask((1600,), 16, choices=4), pool)
+
+    assert isinstance(one, Price)
+    assert isinstance(four, Price)
+    assert four.blocks == 4 * one.blocks
+
+
+def test_w7_cached_blocks_that_nobody_uses_are_neither_added_nor_taken_for_a_foreign_client() -> None:
+    pool = facts(found_in("vllm", vllm()))
+    cached = vllm(more="vllm:prefix_cache_queries_total 900.0\nvllm:prefix_cache_hits_total 800.0")
+
+    assert sight_in("vllm", cached, pool) == sight_in("vllm", vllm(), pool)
+
+
+def test_v14_what_passes_by_the_gate_is_held_back_for() -> None:
+    seen = Correction(0.90)
+    for n in range(2):
+        seen.look(Look(n * 3.0, 10, 63, 30, 0, running=5, sent=1))
+
+    assert (seen.foreign_seqs, seen.foreign_blocks) == (4, 24)
+    assert seen.fraction == pytest.approx(0.90 - 24 / 63)
+
+
+TESTS = Path(__file__).parents[1]
+
+
+@pytest.mark.parametrize("trap", [*(f"v{n}" for n in range(1, 16)), *(f"w{n}" for n in range(1, 9))])
+def test_every_trap_has_a_test_and_a_line_in_the_documents(trap: str) -> None:
+    text = (TESTS.parent / "docs" / "engines.md").read_text("utf-8")
+    row = re.search(rf"^\| {trap.upper()} \|.*\| `(test_[a-z0-9_]+)` \|$", text, re.M)
+    assert row, trap
+    assert re.search(rf"(^test|_){trap}_", row[1]), row[1]
+    name = re.compile(rf"^(?:async )?def {row[1]}\(", re.M)
+    assert any(name.search(file.read_text("utf-8")) for file in TESTS.rglob("test_*.py")), row[1]

@@ -18,10 +18,12 @@ import click
 from rich.console import Console
 
 from kvgate.cli.addresses import EngineUrl
+from kvgate.cli.doctor_advice import unset_caps
 from kvgate.cli.doctor_view import Report, as_plain, show
 from kvgate.core.geometry import Serving
-from kvgate.edge.relay.pool import EnginePool
+from kvgate.edge.relay.pool import EnginePool, EngineUnavailable
 from kvgate.edge.tls import engine_context
+from kvgate.edge.upstreams.access import Access
 from kvgate.edge.upstreams.discovery import Finding, Found, Given, Level, discover, pool_fetch
 from kvgate.wire.engines.known import ENGINES
 from kvgate.wire.engines.readers import READERS
@@ -102,9 +104,9 @@ async def examine(
     tls = engine_context(ca) if url.startswith("https:") else None
     pool = EnginePool(url, loop, connect_timeout=CONNECT_SECONDS, idle_timeout=CONNECT_SECONDS, tls=tls)
     try:
-        headers = [] if key is None else [(b"authorization", b"Bearer " + key.encode())]
-        found = await discover(pool_fetch(pool, headers), engine, given)
-        findings = list(found.warnings)
+        pool.access = Access(key)
+        found = await discover(pool_fetch(pool), engine, given)
+        findings = [*found.warnings, *unset_caps(found)]
         if found.is_up:
             findings += await _open_door(pool, found)
             findings += await _foreign(loop, found, admin)
@@ -119,7 +121,7 @@ async def _open_door(pool: EnginePool, found: Found) -> list[Finding]:
     path = READERS[found.engine].guarded
     if path is None:
         return []
-    status, _ = await pool_fetch(pool)("GET", path, None)
+    status, _ = await pool_fetch(pool, [])("GET", path, None)
     if status != 200:
         return []
     is_local = pool.upstream.path is not None or pool.upstream.host in ("127.0.0.1", "::1", "localhost")
@@ -144,7 +146,7 @@ async def _foreign(loop: asyncio.AbstractEventLoop, found: Found, admin: str | N
         _, text = await pool_fetch(pool)("GET", "/status", None)
         pools = json.loads(text)["pools"]
         ours = sum(int(each["reserved_seqs"]) for each in pools)
-    except (OSError, ValueError, KeyError, TypeError) as failed:
+    except (OSError, EngineUnavailable, ValueError, KeyError, TypeError) as failed:
         return [
             Finding(
                 "admin_unread", Level.WARNING, f"{admin} gave no status ({failed})", "see kvgate's ready line"

@@ -53,6 +53,12 @@ OPTIONS: tuple[Option, ...] = (
            "starts its embedded one.", "URL", multiple=True),
     Option("upstream-ca", ("upstream_ca",), FILE, _ADDRESSES,
            "PEM file with the CA of an https:// engine; unset: the system's CAs.", "FILE"),
+    Option("upstream-api-key-env", ("upstream_api_key_env",), click.STRING, _ADDRESSES,
+           "Environment variable with the API key that the engine asks for.", "NAME"),
+    Option("upstream-api-key-file", ("upstream_api_key_file",), FILE, _ADDRESSES,
+           "File with that key.", "FILE"),
+    Option("replace-client-keys", ("replace_client_keys",), click.BOOL, _ADDRESSES,
+           "Send the engine its key instead of what clients send; unset: only with --api-keys.", "BOOLEAN"),
     Option("engine", ("engine",), ENGINES, _ENGINE, "What runs at --upstream; unset: it is asked."),
     Option("total-blocks", ("total_blocks",), COUNT, _ENGINE,
            "KV blocks of the engine, or of one of its ranks; unset: it is asked. vLLM: the num_gpu_blocks "

@@ -1,15 +1,15 @@
-"""`kvgate plan`: what a model's KV cache comes to on given hardware, before anything is started.
+"""`kvgate plan`: what a model's KV cache comes to on given hardware or on an engine that runs.
 
-All figures follow from the model's config.json and the options; nothing runs, and only the engine that
---upstream names is asked. What cannot be told is an error that says what to give.
+All figures follow from the model's config.json, the options, and, with --upstream, from the pages of that
+engine; nothing runs, and nobody else is asked. What cannot be told is named, with what to give.
 """
 
 from __future__ import annotations
 
 import json
-import re
+import os
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -17,81 +17,44 @@ import click
 from rich.console import Console
 
 from kvgate.cli.addresses import EngineUrl
-from kvgate.cli.plan_upstream import pool_at
+from kvgate.cli.plan_figures import (
+    Pool,
+    ShapeOf,
+    layout_figures,
+    model_figures,
+    pool_figures,
+    shapes_within,
+)
+from kvgate.cli.plan_types import Shape, Size
+from kvgate.cli.plan_upstream import ask, engine_figures
 from kvgate.cli.plan_view import show
-from kvgate.core.geometry import KV_DTYPES, Serving, UnknownGeometry, footprint, from_config
+from kvgate.core.geometry import KV_DTYPES, Serving, UnknownGeometry, from_config
 from kvgate.core.geometry.capacity import Capacity, Hardware, capacity
-from kvgate.core.geometry.layers import Kind, ModelGeometry
+from kvgate.core.geometry.layers import ModelGeometry
+from kvgate.edge.upstreams.discovery import Given
+from kvgate.wire.engines.known import ENGINES
 
-_UNITS = {
-    "": 2**30,
-    "g": 2**30,
-    "gib": 2**30,
-    "gb": 10**9,
-    "m": 2**20,
-    "mib": 2**20,
-    "mb": 10**6,
-    "tib": 2**40,
-}
-# Shown where no --shape is given: a chat, a document, a long document.
-_SHAPES: tuple[tuple[int, int | None], ...] = ((1000, 500), (4000, 1000), (16000, 2000))
-FRACTIONS = (0.80, 0.90, 1.00)
-_CAPS = (256, 1024, 4096, 16384)
-
-
-class Size(click.ParamType):  # type: ignore[type-arg,unused-ignore]
-    """A size of memory: 80GiB, 24GB; a bare number is GiB."""
-
-    name = "size"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        if isinstance(value, int):
-            return value
-        found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", str(value))
-        unit = _UNITS.get(found[2].lower()) if found else None
-        if found is None or unit is None or float(found[1]) == 0:
-            self.fail(f"{value!r} is not a size of memory; write 80GiB or 24GB", param, ctx)
-        return int(float(found[1]) * unit)
-
-
-class Shape(click.ParamType):  # type: ignore[type-arg,unused-ignore]
-    """PROMPT:CAP in tokens; the cap may be `unset`."""
-
-    name = "prompt:cap"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[int, int | None]:
-        if isinstance(value, tuple):
-            return value
-        found = re.fullmatch(r"(\d+):(\d+|unset)", str(value))
-        if found is None or found[2] == "0":
-            self.fail(f"{value!r} is not PROMPT:CAP; write 2000:500, or 2000:unset for no cap", param, ctx)
-        return int(found[1]), None if found[2] == "unset" else int(found[2])
-
-
-@dataclass(frozen=True)
-class Plan:
-    """Everything that is shown: the figures by name, and the pool where hardware was given."""
-
-    figures: dict[str, Any]
-    pool: Capacity | None
-    shapes: tuple[tuple[int, int | None], ...]
-    safety_fraction: float
+API_KEY = "KVGATE_API_KEY"
+BLOCK_SIZE = 16
+COUNT = click.IntRange(1)
+SHARE = click.FloatRange(0, 1, min_open=True)
+UNKNOWN = 2
+ENGINE_OPTIONS = ("engine", "total_blocks", "max_seqs", "lookahead", "upstream_ca")
 
 
 @click.command()
 @click.option(
-    "--model-config",
-    required=True,
-    type=click.File("rb"),
-    metavar="FILE",
-    help="The model's config.json; - reads it.",
+    "--model-config", type=click.File("rb"), metavar="FILE", help="The model's config.json; - reads it."
 )
-@click.option("--upstream", type=EngineUrl(), metavar="URL", help="A vLLM that runs: its blocks and context.")
+@click.option(
+    "--upstream",
+    type=EngineUrl(),
+    metavar="URL",
+    help="An engine that runs: its pool and context, instead of hardware.",
+)
 @click.option("--gpu-memory", type=Size(), help="Memory of one GPU: 80GiB, 24GB. Without it, no blocks.")
-@click.option("--tp", default=1, show_default=True, type=click.IntRange(1), help="Tensor-parallel GPUs.")
-@click.option("--pp", default=1, show_default=True, type=click.IntRange(1), help="Pipeline stages.")
+@click.option("--tp", default=1, show_default=True, type=COUNT, help="Tensor-parallel GPUs.")
+@click.option("--pp", default=1, show_default=True, type=COUNT, help="Pipeline stages.")
 @click.option(
     "--weights-gib", default=0.0, type=click.FloatRange(0), help="Weights of the whole model, in GiB."
 )
@@ -103,13 +66,11 @@ class Plan:
     help="Activations and the rest, a GPU.",
 )
 @click.option(
-    "--gpu-memory-utilization",
-    default=0.9,
-    show_default=True,
-    type=click.FloatRange(0, 1, min_open=True),
-    help="The engine's own option.",
+    "--gpu-memory-utilization", default=0.9, show_default=True, type=SHARE, help="The engine's own option."
 )
-@click.option("--block-size", default=16, show_default=True, type=click.IntRange(1), help="Tokens a block.")
+@click.option(
+    "--block-size", type=COUNT, metavar="N", help=f"Tokens a block. Default: the engine's, else {BLOCK_SIZE}."
+)
 @click.option(
     "--kv-dtype",
     default="auto",
@@ -117,122 +78,107 @@ class Plan:
     type=click.Choice(KV_DTYPES),
     help="Type of the KV cache.",
 )
-@click.option("--max-num-batched-tokens", default=8192, show_default=True, type=click.IntRange(1))
-@click.option("--context", type=click.IntRange(1), help="Tokens of a sequence. Default: the model's own.")
+@click.option("--max-num-batched-tokens", default=8192, show_default=True, type=COUNT)
+@click.option("--context", type=COUNT, help="Tokens of a sequence. Default: the engine's, or the model's.")
+@click.option("--encoder-tokens", type=COUNT, help="Image or audio tokens that cross attention keeps.")
+@click.option("--engine", type=click.Choice(sorted(ENGINES)), help="What runs at --upstream; unset: ask.")
+@click.option("--total-blocks", type=COUNT, metavar="N", help="Of --upstream, as for serve.")
+@click.option("--max-seqs", type=COUNT, metavar="N", help="Of --upstream, as for serve.")
+@click.option("--lookahead", type=click.IntRange(0), metavar="N", help="Of --upstream, as for serve.")
+@click.option("--upstream-ca", type=click.Path(exists=True, dir_okay=False), metavar="FILE", help="Its CA.")
 @click.option(
-    "--encoder-tokens", type=click.IntRange(1), help="Image or audio tokens that cross attention keeps."
+    "--api-key-env",
+    default=API_KEY,
+    show_default=True,
+    metavar="NAME",
+    help="Environment variable with the API key of --upstream.",
 )
-@click.option(
-    "--safety-fraction", default=0.90, show_default=True, type=click.FloatRange(0, 1, min_open=True)
-)
+@click.option("--safety-fraction", default=0.90, show_default=True, type=SHARE)
 @click.option(
     "--shape", "shapes", type=Shape(), multiple=True, metavar="PROMPT:CAP", help="A request; repeatable."
 )
 @click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="Draw a chart.")
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
 def plan(
-    model_config: BinaryIO,
+    model_config: BinaryIO | None,
     upstream: str | None,
     gpu_memory: int | None,
-    weights_gib: float,
-    other_gib: float,
-    gpu_memory_utilization: float,
-    context: int | None,
+    shapes: tuple[ShapeOf, ...],
     safety_fraction: float,
-    shapes: tuple[tuple[int, int | None], ...],
     plot: Path | None,
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Show what a model's KV cache costs, and how many requests a GPU holds at once.
+    """Show what a model's KV cache costs, and how many requests a GPU, or an engine, holds at once.
 
-    Bytes are for one GPU, bf16 unless --kv-dtype says otherwise. Exit status: 0, or 2 where the
-    configuration does not tell what is needed.
+    Bytes are for one GPU, bf16 unless --kv-dtype says otherwise. Exit status: 0; 1 where the engine
+    does not answer; 2 where something that is needed is not known: what is known is printed then, too.
 
     \b
     Examples:
       kvgate plan --model-config config.json
       kvgate plan --model-config config.json --gpu-memory 80GiB --tp 2 --weights-gib 65 \\
         --shape 2000:500 --shape 2000:unset --plot plan.png
-      kvgate plan --model-config config.json --upstream http://127.0.0.1:8000
+      kvgate plan --upstream http://127.0.0.1:8000
+      kvgate plan --upstream http://127.0.0.1:8081 --total-blocks 8192 --json
     """
+    given = [f"--{name.replace('_', '-')}" for name in ENGINE_OPTIONS if options[name] is not None]
+    if upstream is None and given:
+        raise click.UsageError(f"{', '.join(given)}: only with --upstream URL")
+    if upstream is not None and gpu_memory is not None:
+        raise click.UsageError("--gpu-memory and --upstream: plan for hardware, or for an engine that runs")
+    if upstream is None and model_config is None:
+        raise click.UsageError("give --model-config FILE, or --upstream URL of an engine that runs, or both")
+    pool: Pool | None = None
     try:
-        config = _read(model_config)
-        geometry = from_config(config)
+        config = None if model_config is None else _read(model_config)
         serving = _serving(options)
-        pool = None
+        figures: dict[str, Any] = {}
+        geometry = None
+        if config is not None:
+            geometry = from_config(config)
+            figures = model_figures(geometry, serving)
         if upstream is not None:
-            pool = pool_at(upstream, config, serving, safety_fraction)
-            shapes = shapes or tuple(shape for shape in _SHAPES if shape[0] < pool.context)
-        elif gpu_memory is not None:
-            hardware = Hardware(
-                gpu_memory, gpu_memory_utilization, int(weights_gib * 2**30), int(other_gib * 2**30)
+            engine = ask(
+                upstream,
+                options["engine"],
+                _given(options, config, serving, safety_fraction),
+                os.environ.get(options["api_key_env"]) or None,
+                options["upstream_ca"],
             )
-            known = context or geometry.context or 0
-            shapes = shapes or tuple(shape for shape in _SHAPES if shape[0] < known)
-            pool = capacity(geometry, serving, hardware.kv_bytes(serving), context, shapes)
+            figures |= engine_figures(upstream, engine, shapes, safety_fraction)
+            pool = engine.pool
+        elif gpu_memory is not None and geometry is not None:
+            pool = _pool_of(gpu_memory, geometry, serving, shapes, options)
+            shapes = shapes or shapes_within(pool.context)
+            figures |= layout_figures(pool.layout) | pool_figures(pool, shapes, safety_fraction)
         elif plot is not None:
             raise click.UsageError("--plot draws concurrency, which needs --gpu-memory or --upstream")
-        made = make(geometry, serving, pool, shapes, safety_fraction)
     except UnknownGeometry as unknown:
         raise click.UsageError(str(unknown)) from None
     if plot is not None and pool is not None:
-        _draw(plot, made)
+        _draw(plot, pool, shapes or shapes_within(pool.context), safety_fraction)
     if as_json:
-        click.echo(json.dumps(made.figures, indent=2))
-        return
-    # Piped output is read by tools and logs, where a width guessed as 80 would fold the tables.
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
-    show(console, made.figures)
+        click.echo(json.dumps(figures, indent=2))
+    else:
+        # Piped output is read by tools and logs, where a width guessed as 80 would fold the tables.
+        show(Console(highlight=False, width=None if sys.stdout.isatty() else 120), figures)
+    if figures.get("unknown"):
+        sys.exit(UNKNOWN)
 
 
-def make(
+def _pool_of(
+    memory: int,
     geometry: ModelGeometry,
     serving: Serving,
-    pool: Capacity | None,
-    shapes: tuple[tuple[int, int | None], ...],
-    safety_fraction: float,
-) -> Plan:
-    """The figures of a plan, ready for JSON."""
-    figures: dict[str, Any] = {
-        "model_type": geometry.model_type,
-        "layers": {str(kind): geometry.count(kind) for kind in Kind if geometry.count(kind)},
-        "kv_shared_layers": geometry.shared_layers,
-        "kv_dtype": serving.kv_dtype,
-        "tp": serving.tp,
-        "pp": serving.pp,
-        **asdict(footprint(geometry, serving.kv_dtype, serving.tp)),
-        "notes": list(geometry.notes),
-    }
-    if pool is None:
-        return Plan(figures, None, (), safety_fraction)
-    layout = pool.layout
-    figures |= {
-        "groups": [asdict(group) | {"kind": str(group.kind)} for group in layout.groups],
-        "block_size": layout.block_size,
-        "bytes_per_block": layout.bytes_per_block,
-        "total_blocks": pool.total_blocks,
-        "usable_blocks": pool.usable(safety_fraction),
-        "reserve_blocks": layout.reserve_blocks,
-        "safety_fraction": safety_fraction,
-        "context": pool.context,
-        "shapes": [
-            asdict(pool.holds(*shape, safety_fraction)) | {"cap_set": shape[1] is not None}
-            for shape in shapes
-        ],
-        "caps": [
-            asdict(pool.holds(prompt, cap, safety_fraction)) | {"cap_set": cap is not None}
-            for prompt in dict.fromkeys(shape[0] for shape in shapes)
-            for cap in (*(c for c in _CAPS if c < pool.context - prompt), None)
-        ],
-        "safety_fractions": [
-            {"safety_fraction": fraction, "concurrent": pool.holds(*shape, fraction).concurrent}
-            | {"prompt_tokens": shape[0], "output_cap": shape[1]}
-            for shape in shapes
-            for fraction in sorted({*FRACTIONS, safety_fraction})
-        ],
-    }
-    return Plan(figures, pool, shapes, safety_fraction)
+    shapes: tuple[ShapeOf, ...],
+    options: dict[str, Any],
+) -> Capacity:
+    weights, other = (int(options[name] * 2**30) for name in ("weights_gib", "other_gib"))
+    hardware = Hardware(memory, options["gpu_memory_utilization"], weights, other)
+    context = options["context"]
+    known = shapes or shapes_within(context or geometry.context or 1)
+    return capacity(geometry, serving, hardware.kv_bytes(serving), context, known)
 
 
 def _read(source: BinaryIO) -> dict[str, Any]:
@@ -245,9 +191,17 @@ def _read(source: BinaryIO) -> dict[str, Any]:
     return config
 
 
+def _given(
+    options: dict[str, Any], config: dict[str, Any] | None, serving: Serving, safety_fraction: float
+) -> Given:
+    names = ("total_blocks", "block_size", "context", "max_seqs", "lookahead")
+    given = Given(**{name: options[name] for name in names}, safety_fraction=safety_fraction)
+    return given if config is None else replace(given, model_config=config, serving=serving)
+
+
 def _serving(options: dict[str, Any]) -> Serving:
     return Serving(
-        block_size=options["block_size"],
+        block_size=options["block_size"] or BLOCK_SIZE,
         kv_dtype=options["kv_dtype"],
         tp=options["tp"],
         pp=options["pp"],
@@ -256,13 +210,12 @@ def _serving(options: dict[str, Any]) -> Serving:
     )
 
 
-def _draw(path: Path, made: Plan) -> None:
+def _draw(path: Path, pool: Pool, shapes: tuple[ShapeOf, ...], safety_fraction: float) -> None:
     try:
         from kvgate.cli.plan_chart import draw
     except ImportError:
         raise click.ClickException("--plot needs matplotlib: pip install 'kvgate[plot]'") from None
-    assert made.pool is not None
     try:
-        draw(path, made.pool, tuple(dict.fromkeys(shape[0] for shape in made.shapes)), made.safety_fraction)
+        draw(path, pool, tuple(dict.fromkeys(shape[0] for shape in shapes)), safety_fraction)
     except (OSError, ValueError) as failed:
         raise click.ClickException(f"the chart could not be written to {path}: {failed}") from None

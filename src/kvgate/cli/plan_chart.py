@@ -11,7 +11,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-from kvgate.core.geometry.capacity import Capacity
+from kvgate.cli.plan_figures import Pool
 
 # Okabe and Ito's palette: told apart with every common form of colour blindness. Lines differ in
 # dash and marker too, for print in black and white.
@@ -22,7 +22,7 @@ _FIRST_CAP = 64
 _NONE = 0.7
 
 
-def draw(path: Path, pool: Capacity, prompts: tuple[int, ...], safety_fraction: float) -> None:
+def draw(path: Path, pool: Pool, prompts: tuple[int, ...], safety_fraction: float) -> None:
     """Write the chart; the format follows the file's ending (png, svg, pdf).
 
     Raises `OSError` where the file cannot be written, `ValueError` for an unknown ending.

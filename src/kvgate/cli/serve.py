@@ -32,13 +32,17 @@ from kvgate.edge.embedded import EmbeddedEngine, EmbeddedUnavailable
 from kvgate.edge.gateway import Gateway
 from kvgate.edge.listening import UNIX
 from kvgate.edge.observing.collector import Collector
+from kvgate.edge.upstreams.access import access_of
 from kvgate.edge.upstreams.sizing import SizesUnknown, given_for
 from kvgate.edge.upstreams.upstream import AUTO_START, NEEDED, facts_of, label_of, tenants_of
 
 # Exit status of a process that a second signal ended: 128 + its number, as shells count.
 INTERRUPTED = 128 + signal.SIGINT
 
-SIZES = (*NEEDED, "max_seqs", "lookahead", "model_config", "tokenizer")
+SIZES = (
+    *(*NEEDED, "max_seqs", "lookahead", "model_config", "tokenizer"),
+    *("upstream_api_key_env", "upstream_api_key_file"),
+)
 
 
 def check(settings: Settings) -> None:
@@ -52,6 +56,7 @@ def check(settings: Settings) -> None:
         tenants_of(settings, 1)
         for given in settings.upstreams:
             given_for(given, settings)
+            access_of(given, settings)
             _check_facts(facts_of(given, settings))
     except (Misuse, ValueError) as wrong:
         raise click.UsageError(str(wrong)) from None

@@ -115,6 +115,10 @@ def _upstream_value(name: str, value: Any) -> Any:
         if value != "auto" and not (is_number and 0 < value <= 1):
             raise ValueError(f'must be above 0 and at most 1, or "auto", got {value!r}')
         return value
+    if name == "replace_client_keys":
+        if not isinstance(value, bool):
+            raise ValueError(f"must be true or false, got {value!r}")
+        return value
     if not isinstance(value, str):
         raise ValueError(f"must be a string, got {value!r}")
     if name == "engine" and value not in ENGINES:

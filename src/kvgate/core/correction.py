@@ -1,12 +1,20 @@
 """How much of the pool may be reserved, corrected by what the engine shows of itself.
 
 The books are the ledger's; what the engine shows is only a check on them. More in use than is
-reserved means a foreign client, drift, or a price that is too low; a preemption means that the cache
-overflowed. Then less may be reserved, at once; without either it becomes more again, slowly.
+reserved, or more sequences at work than were sent, means a foreign client, drift, or a price that is
+too low; a preemption means that the cache overflowed. Then less may be reserved, at once; without
+either it becomes more again, slowly.
 
-Promises: the fraction is never above `ceiling`, and never below `floor` nor below what is reserved
-already (as far as the ceiling allows it); it rises only on evidence, which a missing, blind or
-implausible look is not; without looks for `STALE` seconds it falls back to `start`, and no lower.
+Blocks alone do not show all that a foreign client has: those of ours that have not grown yet hide as
+much. So sequences count, too: while more are at work than were sent, at least what was seen of theirs
+is held back, down to nothing where they have everything. Use above the ledger without them may be
+the engine's own way of counting, and is held back down to `floor` only.
+
+Promises: the fraction is never above `ceiling`, nor, unless foreign sequences are seen, below `floor`;
+it rises only on evidence, which a missing, blind or implausible look is not; without looks for `STALE`
+seconds it falls back to `start`, and no lower. It may be less than what is reserved: that stays
+held, and nobody is let in until as much has ended. If it were held up to what is reserved, a busy
+pool would take a new request for each that ends, and nothing would ever be held back.
 """
 
 from __future__ import annotations
@@ -31,15 +39,22 @@ STALE: Seconds = 30.0
 FULL_ENOUGH = 0.75
 # Below this something else is wrong, and refusing everybody would not mend it.
 FLOOR = 0.30
+# As little as a fraction can be: no block of any pool.
+NOTHING = 1e-9
+# A share of the pool is rounded to a block.
+ROUNDING = 1
+# Where many come and go, a page lags behind the books by a few.
+SEQS_OF_ONE_LAG = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
     """What one look showed. Figures that the engine does not give are None.
 
-    `reserved`: blocks held in the ledger, the most of the moments before and after the look,
-    with what is kept back for all requests together; `held`: the same now (None: as `reserved`);
-    `total`: blocks of the pool.
+    `reserved`: blocks held in the ledger, the most of the moments before and after the look, with what
+    is kept back for all requests together; `total`: blocks of the pool. `running`: sequences that the
+    engine works on, `each`: the blocks of each, or those it may reach, where they are told one by one;
+    `sent`: sequences held in the ledger, the most of both moments.
     """
 
     now: Seconds
@@ -47,7 +62,9 @@ class Look:
     total: int
     used: int | None = None
     preemptions: int | None = None
-    held: int | None = None
+    running: int | None = None
+    sent: int = 0
+    each: tuple[int, ...] | None = None
 
 
 class Correction:
@@ -67,8 +84,9 @@ class Correction:
         self.preemptions = 0
         self.overuses = 0
         self.excess = 0  # blocks in use beyond what is reserved, at the last look
+        self.foreign_seqs = 0  # sequences at work beyond those sent, at the last look
+        self.foreign_blocks = 0  # what is taken for theirs
         self.last_look: Seconds | None = None
-        self._wanted = start
         self._counter: int | None = None
         self._over_in_a_row = 0
         self._rose: Seconds | None = None
@@ -76,26 +94,26 @@ class Correction:
     def look(self, look: Look) -> float:
         """Take in one look; returns the fraction that holds from now on."""
         if look.used is None and look.preemptions is None:
-            return self.blind(look.now, look.reserved if look.held is None else look.held, look.total)
+            return self.blind(look.now)
         self.last_look = look.now
         fresh = self._new_preemptions(look.preemptions)
         over = self._is_over(look)
+        before = self.fraction
         if fresh or over:
             self._step_down(look, fresh, over)
-            self._rose = look.now
-        elif self.excess:
+        if fresh or self.fraction < before or (self.foreign_blocks and not over):
             self._rose = look.now
         else:
-            self._rise(look)
-        return self._settle(look.reserved if look.held is None else look.held, look.total)
+            self._rise(look, self._left(look) if over else self.ceiling)
+        return self.fraction
 
-    def blind(self, now: Seconds, held: int, total: int) -> float:
+    def blind(self, now: Seconds) -> float:
         """There was nothing to see. Nothing is learned; what was gained by looking is lost in time."""
         self._over_in_a_row = 0
         self._rose = now
         if self.last_look is not None and now - self.last_look >= STALE:
-            self._wanted = min(self._wanted, self.start)
-        return self._settle(held, total)
+            self.fraction = min(self.fraction, self.start)
+        return self.fraction
 
     def _new_preemptions(self, counter: int | None) -> int:
         before, self._counter = self._counter, self._counter if counter is None else counter
@@ -106,26 +124,45 @@ class Correction:
         return counter - before
 
     def _is_over(self, look: Look) -> bool:
-        self.excess = 0 if look.used is None else max(0, look.used - look.reserved - 1)
-        self._over_in_a_row = self._over_in_a_row + 1 if self.excess else 0
+        used = look.used or 0
+        above = used - look.reserved
+        self.excess = above if above > ROUNDING else 0
+        more = 0 if look.running is None else look.running - look.sent
+        self.foreign_seqs = more if more > look.sent // SEQS_OF_ONE_LAG else 0
+        self.foreign_blocks = max(self.excess, self._theirs(look, used))
+        self._over_in_a_row = self._over_in_a_row + 1 if self.foreign_blocks else 0
         return self._over_in_a_row >= LOOKS_TO_BELIEVE
+
+    def _theirs(self, look: Look, used: int) -> int:
+        """Blocks of foreign sequences. Which sequences they are is not shown."""
+        if not self.foreign_seqs or not look.running:
+            return 0
+        if look.each is not None:
+            return sum(sorted(look.each, reverse=True)[: self.foreign_seqs])  # at most
+        return -(-used * self.foreign_seqs // look.running)  # their part of all
 
     def _step_down(self, look: Look, fresh: int, over: bool) -> None:
         if fresh or self._over_in_a_row == LOOKS_TO_BELIEVE:  # and not while the same thing goes on
             self.pace = min(PACE_LONGEST, self.pace * 2)
         if fresh:
-            self._wanted -= STEP_DOWN
+            self._lower(self.fraction - STEP_DOWN, self.floor)
         if over:
             self.overuses += 1
             # What somebody else uses is not there for us; one reading is enough to know how much.
-            self._wanted = min(self._wanted, self.start - self.excess / max(1, look.total))
-        self._wanted = max(self.floor, self._wanted)
+            self._lower(self._left(look), NOTHING if self.foreign_seqs else self.floor)
 
-    def _rise(self, look: Look) -> None:
-        if self._wanted >= self.ceiling:
+    def _left(self, look: Look) -> float:
+        """What somebody else leaves over."""
+        return self.start - self.foreign_blocks / max(1, look.total)
+
+    def _lower(self, wanted: float, floor: float) -> None:
+        self.fraction = min(self.fraction, max(floor, wanted))
+
+    def _rise(self, look: Look, most: float) -> None:
+        if self.fraction >= most:
             return
         # Up to `start` it rises by itself; beyond, only a full pool shows that there is more.
-        if self._wanted >= self.start and not self._is_evidence(look):
+        if self.fraction >= self.start and not self._is_evidence(look):
             self._rose = look.now
             return
         if self._rose is None:
@@ -133,7 +170,7 @@ class Correction:
         steps = int((look.now - self._rose) / self.pace)
         if steps > 0:
             # One step a look: evidence for more has not been seen.
-            self._wanted = min(self.ceiling, self._wanted + STEP_UP)
+            self.fraction = min(most, self.fraction + STEP_UP)
             self.pace = max(PACE_FIRST, self.pace * PACE_EASES)
             self._rose = look.now
 
@@ -141,9 +178,3 @@ class Correction:
         is_full = look.reserved >= FULL_ENOUGH * self.fraction * look.total
         # A page that shows an empty pool under load is not the engine's word of now.
         return is_full and bool(look.used) and look.preemptions is not None
-
-    def _settle(self, held: int, total: int) -> float:
-        # What is held is not cut off: the fraction follows it down, as requests end, to what is wanted.
-        share = held / total if total else 0.0
-        self.fraction = min(self.ceiling, max(self._wanted, share))
-        return self.fraction

@@ -22,8 +22,9 @@ def figures(
     """
     blocks, cap = worst_case_blocks(ask, facts)
     usable = facts.most_blocks if reason is Reason.KV_CAPACITY_EXCEEDED else facts.usable_blocks
-    if ask.tenant.ceiling is not None:
-        usable = min(usable, ask.tenant.ceiling)
+    ceiling = ask.tenant.never_above if reason is Reason.KV_CAPACITY_EXCEEDED else ask.tenant.ceiling
+    if ceiling is not None:
+        usable = min(usable, ceiling)
     free = free_blocks if tenant_room is None else min(free_blocks, tenant_room)
     if reason is Reason.KV_CAPACITY_EXCEEDED:
         fits = output_cap_that_fits(ask, facts, usable, facts.max_seqs)

@@ -121,7 +121,10 @@ class Gate:
         freed = self.ledger.settle(key, blocks)
         if not freed:
             return []
-        self.line.shares.let_go(self._costs[key][0], freed, 0.0)
+        account, cost, since = self._costs[key]
+        less = cost * freed / (blocks + freed)
+        self._costs[key] = (account, cost - less, since)
+        self.line.shares.let_go(account, freed, -less)
         self.forecast.settled(key, blocks)
         return self._advance(now)
 
@@ -144,12 +147,12 @@ class Gate:
         # Those who wait are priced again; some may never fit now.
         for waiter in list(self.line):
             self.line.leave(waiter.key)
-            priced = price(waiter.ask, facts)
-            if isinstance(priced, Reason):
-                answers.append(self._turn_away(waiter, priced, now))
+            tenant = self.line.shares.account(waiter.ask.tenant).tenant  # its ceiling may be another now
+            waiter.ask = ask = replace(waiter.ask, tenant=tenant)
+            if isinstance(found := self._price(ask), Reason):
+                answers.append(self._turn_away(waiter, found, now))
                 continue
-            blocks, seqs = self.policy(waiter.ask, priced, facts)
-            self.line.join(replace(waiter, price=priced, blocks=blocks, seqs=seqs))
+            self.line.join(replace(waiter, price=found[0], blocks=found[1], seqs=found[2]))
         return answers + self._advance(now)
 
     def refused(self, reason: Reason) -> None:
@@ -174,8 +177,8 @@ class Gate:
         if isinstance(priced, Reason):
             return priced
         blocks, seqs = self.policy(ask, priced, facts)
-        is_above_ceiling = ask.tenant.ceiling is not None and blocks > ask.tenant.ceiling
-        return Reason.KV_CAPACITY_EXCEEDED if is_above_ceiling else (priced, blocks, seqs)
+        most = ask.tenant.never_above
+        return Reason.KV_CAPACITY_EXCEEDED if most is not None and blocks > most else (priced, blocks, seqs)
 
     def _is_let_by(self, passed: Sequence[Waiter], ask: Ask) -> bool:
         """Whether those whom a newcomer would pass have been passed seldom enough."""
@@ -263,10 +266,7 @@ class Gate:
     def _one_that_fits(self, head: Waiter, usable: int, now: Seconds) -> Waiter | None:
         if not self.ledger.fits(1, 0):
             return None
-        for waiter in self.line.shares.behind(head, usable):
-            if self._waiter_may_go(waiter, now):
-                return waiter
-        return None
+        return next((w for w in self.line.shares.behind(head, usable) if self._waiter_may_go(w, now)), None)
 
     def _turn_away(self, waiter: Waiter, reason: Reason, now: Seconds) -> Refused:
         """Refuse one that has waited; if it comes back, it stands where it stood."""

@@ -49,6 +49,12 @@ class Ledger:
         )
 
     @property
+    def usable_blocks(self) -> int:
+        """Blocks that may be reserved, and never less than what is: where the pool has shrunk, what is
+        held stays so until it ends."""
+        return max(self.facts.usable_blocks, self.reserved_blocks)
+
+    @property
     def free_blocks(self) -> int:
         """Headroom: usable - reserved, and 0 while more is held than is usable."""
         return max(0, self.facts.usable_blocks - self.reserved_blocks)

@@ -134,19 +134,29 @@ class Tenant:
 
     `name`: a label, never a key or a secret. `weight`: share of the pool relative to the other
     tenants that want some. `ceiling`: most blocks held at once (None: no limit). `priority`: class;
-    a higher one goes first, as far as the floors of the lower ones allow.
+    a higher one goes first, as far as the floors of the lower ones allow. `most_ceiling`: the ceiling
+    once nothing is held back from the pool any more; what asks for more can never get in (None: as
+    `ceiling`).
     """
 
     name: str = ""
     weight: float = 1.0
     ceiling: int | None = None
     priority: int = 0
+    most_ceiling: int | None = None
 
     def __post_init__(self) -> None:
         if not self.weight > 0:
             raise Misuse(f"a tenant's weight must be above 0, got {self.weight}")
         if self.ceiling is not None and self.ceiling < 1:
             raise Misuse(f"a tenant's ceiling must be at least 1 block or None, got {self.ceiling}")
+        if self.most_ceiling is not None and self.most_ceiling < (self.ceiling or self.most_ceiling + 1):
+            raise Misuse(f"most_ceiling must be at least ceiling, got {self.most_ceiling}")
+
+    @property
+    def never_above(self) -> int | None:
+        """Blocks that a request of this tenant can never have more of."""
+        return self.ceiling if self.most_ceiling is None else self.most_ceiling
 
 
 ANYONE = Tenant()
@@ -210,7 +220,7 @@ class Refused:
 
     `retry_after`: seconds until the slot forecast for this client; None where no retry can help.
     `output_cap`: the cap that was priced; `output_cap_that_fits`: the largest cap that would be
-    admitted at this moment (None: no cap would).
+    admitted at this moment (None: no cap would). `is_least`: the prompt has at least so many tokens.
     """
 
     reason: Reason
@@ -225,3 +235,4 @@ class Refused:
     output_cap_was_set: bool = False
     output_cap_that_fits: int | None = None
     detail: str = ""
+    is_least: bool = False

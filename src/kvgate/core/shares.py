@@ -13,7 +13,7 @@ of the usable blocks) goes before all that are not below theirs.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from heapq import heapify, heappop, heappush
 
 from kvgate.core.accounts import Account, Waiter
@@ -58,6 +58,11 @@ class Shares:
         account = self._accounts.get(tenant.name)
         if account is not None and account.tenant is not tenant and account.tenant != tenant:
             self._change(account, tenant)
+
+    def tell(self, again: Callable[[Tenant], Tenant]) -> None:
+        """The operator's word on each tenant, looked up again: ceilings follow the size of the pool."""
+        for account in list(self._accounts.values()):
+            self.know(again(account.tenant))
 
     def account(self, tenant: Tenant) -> Account:
         """The account of a tenant, by its name."""

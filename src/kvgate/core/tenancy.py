@@ -39,12 +39,15 @@ class TenantRule:
                 raise Misuse(f"tenant {self.name}: an output cap must be at least 1")
         self.tenant(1)  # the rest is held to the rules of a Tenant
 
-    def tenant(self, usable_blocks: int) -> Tenant:
-        """As the gate knows it, in a pool of so many usable blocks."""
-        ceiling = self.ceiling_blocks
-        if self.ceiling_fraction is not None:
-            ceiling = max(1, int(usable_blocks * self.ceiling_fraction))
-        return Tenant(self.name, self.weight, ceiling, self.priority)
+    def tenant(self, usable_blocks: int, most_blocks: int | None = None) -> Tenant:
+        """As the gate knows it, in a pool of so many usable blocks, that may become `most_blocks` (None:
+        never more)."""
+        if self.ceiling_fraction is None:
+            return Tenant(self.name, self.weight, self.ceiling_blocks, self.priority)
+        ceiling, most = (
+            max(1, int(blocks * self.ceiling_fraction)) for blocks in (usable_blocks, most_blocks or 0)
+        )
+        return Tenant(self.name, self.weight, ceiling, self.priority, most if most > ceiling else None)
 
     @property
     def rules(self) -> CapRules:

@@ -21,6 +21,7 @@ from kvgate.core.price import requested_cap
 from kvgate.core.records import Ask, PoolFacts
 from kvgate.core.tenancy import both
 from kvgate.edge import clock, reload
+from kvgate.edge.compiled import is_compiled
 from kvgate.edge.counting.counter import Counter
 from kvgate.edge.explain import explain_request
 from kvgate.edge.gatekeeper import Gatekeeper
@@ -133,8 +134,9 @@ class Gateway:
                 sizing.watch(upstream, settings)
         await probe(self, self.engines)
         for upstream in self.engines:
-            if upstream.pool.is_up and upstream.model_objects and not upstream.is_sized:
-                # It has loaded its model, so it will not tell more later.
+            may_tell_later = not upstream.model_objects and not upstream.needs_key
+            if upstream.pool.is_up and not upstream.is_sized and not may_tell_later:
+                # It has loaded its model, or wants a key: it will not tell more later.
                 await self.stop()
                 raise sizing.SizesUnknown(f"{upstream.url}: {upstream.unsized_why}")
         self._housekeepers = [
@@ -269,7 +271,7 @@ class Gateway:
 
     def snapshot(self) -> dict[str, Any]:
         """The state of the gateway as plain values, for `/status` and `/metrics`."""
-        return {"version": __version__, **snapshot(self)}
+        return {"version": __version__, "is_compiled": is_compiled, **snapshot(self)}
 
     async def _until(self, is_so: Callable[[], bool], within: float) -> None:
         # Polled: a drain is rare, and an event would have to be kept right at every ending.

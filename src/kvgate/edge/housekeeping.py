@@ -91,7 +91,9 @@ async def probe(gateway: Gateway, engines: Iterable[Upstream]) -> None:
 
 async def _probe(gateway: Gateway, upstream: Upstream) -> None:
     pool = upstream.pool
-    request = request_head(b"GET", pool.prefix + PATH, pool.authority, [], body_bytes=0, peer=b"127.0.0.1")
+    request = request_head(
+        b"GET", pool.prefix + PATH, pool.authority, pool.access.own, body_bytes=0, peer=b"127.0.0.1"
+    )
     try:
         async with asyncio.timeout(PROBE_TIMEOUT):
             answer = await pool.fetch(request)

@@ -13,6 +13,7 @@ from kvgate.config import Settings, UpstreamSettings
 from kvgate.core.records import CapRules, Misuse, PoolFacts
 from kvgate.edge import tls
 from kvgate.edge.upstreams import sizing
+from kvgate.edge.upstreams.access import access_of
 from kvgate.edge.upstreams.upstream import Upstream, fraction_of, sizes_of, tenants_of
 from kvgate.wire.dialects.shape import RequestShape
 
@@ -74,6 +75,8 @@ def apply(gateway: Gateway, wanted: Settings) -> Reloaded:
             raise CannotReload(str(wrong)) from None
     try:
         tenants_of(settings, 1)
+        for given in settings.upstreams:
+            access_of(given, settings)
         gateway.use(settings)
     except (Misuse, ValueError) as wrong:
         raise CannotReload(str(wrong)) from None

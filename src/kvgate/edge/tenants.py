@@ -17,9 +17,8 @@ from typing import Any
 from kvgate.core.records import ANYONE, CapRules, Misuse, Tenant
 from kvgate.core.tenancy import DEFAULT_NAME, ClassRule, TenantRule
 from kvgate.edge.relay.heads import Headers
+from kvgate.edge.upstreams.access import key_in
 
-# OpenAI's, Anthropic's and Azure's way of sending a key.
-_KEY_HEADERS = (b"authorization", b"x-api-key", b"api-key")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _HASH = re.compile(r"(?:sha256:)?([0-9a-fA-F]{64})")
 # Names of tenants in the metrics beside those in the config file.
@@ -29,11 +28,12 @@ _NO_RULES = CapRules()
 
 
 class Tenants:
-    """The tenants of one configuration and one size of pool; made anew when either changes.
+    """The tenants of one configuration and one size of pool; made anew when either changes (`sized`).
 
-    `per_key`: a key that no rule names is a tenant of its own, with the values of the default one.
-    `trusted_header`: its value is the name of the tenant. `keys`: hashes of the keys that may come in at
-    all (None: authentication is the engine's business).
+    `usable_blocks`: what ceilings are fractions of; `most_blocks`: what that may become again, where
+    something is held back now (None: nothing is). `per_key`: a key that no rule names is a tenant of its
+    own, with the values of the default one. `trusted_header`: its value is the name of the tenant.
+    `keys`: hashes of the keys that may come in at all (None: authentication is the engine's business).
     """
 
     def __init__(
@@ -41,25 +41,46 @@ class Tenants:
         rules: Iterable[TenantRule] = (),
         *,
         usable_blocks: int,
+        most_blocks: int | None = None,
         per_key: bool = False,
         trusted_header: str | None = None,
         keys: frozenset[str] | None = None,
     ) -> None:
+        self._header = trusted_header
         self._trusted = None if trusted_header is None else trusted_header.lower().encode("latin-1")
         self._per_key = per_key
         self._keys = keys
+        self._rules = tuple(rules)
         self._by_name: dict[str, tuple[Tenant, CapRules]] = {}
         self._by_hash: dict[str, tuple[Tenant, CapRules]] = {}
-        for rule in rules:
+        for rule in self._rules:
             if rule.name in self._by_name:
                 raise Misuse(f"two tenants are named {rule.name}")
-            found = self._by_name[rule.name] = rule.tenant(usable_blocks), rule.rules
+            found = self._by_name[rule.name] = rule.tenant(usable_blocks, most_blocks), rule.rules
             for key_hash in rule.key_hashes:
                 if key_hash in self._by_hash:
                     raise Misuse(f"tenants {self._by_hash[key_hash][0].name} and {rule.name} share a key")
                 self._by_hash[key_hash] = found
         self._default = self._by_name.get(DEFAULT_NAME, (ANYONE, _NO_RULES))
         self.names = frozenset(self._by_name)
+
+    def sized(self, usable_blocks: int, most_blocks: int | None = None) -> Tenants:
+        """The same tenants in a pool of another size."""
+        return Tenants(
+            self._rules,
+            usable_blocks=usable_blocks,
+            most_blocks=most_blocks,
+            per_key=self._per_key,
+            trusted_header=self._header,
+            keys=self._keys,
+        )
+
+    def again(self, tenant: Tenant) -> Tenant:
+        """What holds now for a tenant that was found before; itself where it has no rule any more."""
+        found = self._by_name.get(tenant.name)
+        if found is not None:
+            return found[0]
+        return self._stranger(tenant.name)[0] if self._per_key and tenant.name else tenant
 
     def of(self, headers: Headers) -> tuple[Tenant, CapRules]:
         """The tenant of a request and the caps that are its own (None in them: as for everybody)."""
@@ -91,7 +112,7 @@ class Tenants:
         tenant, rules = self._default
         if not self._per_key:
             return tenant, rules
-        return Tenant(name, tenant.weight, tenant.ceiling, tenant.priority), rules
+        return Tenant(name, tenant.weight, tenant.ceiling, tenant.priority, tenant.most_ceiling), rules
 
 
 class Labels:
@@ -125,15 +146,8 @@ class Labels:
 
 def hash_of(headers: Headers) -> str | None:
     """SHA-256 of the API key of a request, in hex; None where it has none."""
-    for name, value in headers:
-        if name.lower() in _KEY_HEADERS:
-            key = value.strip()
-            if name.lower() == b"authorization":
-                # A key may stand there without its scheme, and a scheme without a key.
-                key = key.partition(b" ")[2].strip() or key
-            if key and key.lower() != b"bearer":
-                return hashlib.sha256(key).hexdigest()
-    return None
+    key = key_in(headers)
+    return None if key is None else hashlib.sha256(key).hexdigest()
 
 
 def read_keys(path: Path) -> frozenset[str]:

@@ -58,7 +58,7 @@ def pool(upstream: Upstream) -> dict[str, Any]:
         "error": upstream.pool.last_error if upstream.is_sized else upstream.unsized_why,
         "models": sorted(upstream.models or ()),
         "total_blocks": facts.total_blocks if upstream.is_sized else 0,
-        "usable_blocks": facts.usable_blocks,
+        "usable_blocks": gate.ledger.usable_blocks,
         "reserved_blocks": gate.ledger.reserved_blocks,
         "free_blocks": gate.ledger.free_blocks,
         "block_size": facts.block_size,

@@ -13,24 +13,40 @@ from dataclasses import replace
 from typing import TypeAlias
 
 from kvgate.edge.relay.heads import Headers, request_head
-from kvgate.edge.relay.pool import EnginePool
+from kvgate.edge.relay.pool import EnginePool, EngineUnavailable
+from kvgate.edge.upstreams.access import NEEDED
 from kvgate.wire.engines.finding import found_in
-from kvgate.wire.engines.found import Finding, Found, Given, Level, Page, refreshed
+from kvgate.wire.engines.found import Finding, Found, Given, Level, Page, Pages, refreshed
 from kvgate.wire.engines.readers import READERS, SIGNS, recognised, signed
 
-__all__ = ["Finding", "Found", "Given", "Level", "Page", "discover", "pages_of", "pool_fetch", "refreshed"]
+__all__ = [
+    "Finding",
+    "Found",
+    "Given",
+    "Level",
+    "Page",
+    "discover",
+    "pages_of",
+    "pool_fetch",
+    "refreshed",
+    "told_by",
+]
 
 PAGE_SECONDS = 5.0
 PAGE_BYTES_MAX = 4 * 1024 * 1024
 MODELS = "/v1/models"
 
 Fetch: TypeAlias = Callable[[str, str, bytes | None], Awaitable[tuple[int, str]]]
-"""`fetch(method, path, body)` -> status and text. Raises `OSError` (`EngineUnavailable` is one)."""
+"""`fetch(method, path, body)` -> status and text. Raises `OSError` or `EngineUnavailable`."""
 
 
 async def discover(fetch: Fetch, engine_name: str | None = None, overrides: Given | None = None) -> Found:
     """What runs there. `engine_name` spares the guessing; `overrides` beat what is read."""
-    pages = await pages_of(fetch, engine_name)
+    return told_by(await pages_of(fetch, engine_name), engine_name, overrides)
+
+
+def told_by(pages: Pages, engine_name: str | None = None, overrides: Given | None = None) -> Found:
+    """What these pages of one engine come to."""
     given = overrides or Given()
     if all(page.status == 0 for page in pages.values()):
         why = next((page.text for page in pages.values() if page.text), "no answer")
@@ -38,16 +54,20 @@ async def discover(fetch: Fetch, engine_name: str | None = None, overrides: Give
         return replace(gone, is_up=False, unknown=(f"the engine does not answer ({why})", *gone.unknown))
     name, doubt = (engine_name, None) if engine_name is not None else _named(pages)
     found = found_in(name, pages, given)
-    if any(page.status in (401, 403) for page in pages.values()):
-        refused = Finding(
-            "key_needed",
-            Level.WARNING,
-            "the engine asks for an API key, so not everything could be read",
-            "give the key (kvgate doctor: in the variable that --api-key-env names)",
-            doubts=True,
-        )
-        found = replace(found, warnings=(*found.warnings, refused))
-    return found if doubt is None else replace(found, unknown=(doubt, *found.unknown))
+    refused = {path: page.status for path, page in pages.items() if page.status in (401, 403)}
+    if not refused:
+        return found if doubt is None else replace(found, unknown=(doubt, *found.unknown))
+    asked = ", ".join(f"{status} at {path}" for path, status in list(refused.items())[:3])
+    needs = f"the engine asks for an API key, and has been given none that it takes ({asked})"
+    warning = Finding("key_needed", Level.WARNING, needs, NEEDED, doubts=True)
+    found = replace(found, warnings=(*found.warnings, warning))
+    # A page that is forbidden to everybody says nothing of keys; one that is not authorised does.
+    needs_key = found.facts is None and (401 in refused.values() or MODELS in refused)
+    if not needs_key:
+        return found if doubt is None else replace(found, unknown=(doubt, *found.unknown))
+    # Whatever else is unknown may be told to whoever has the key.
+    rest = () if doubt is not None else found.unknown
+    return replace(found, needs_key=True, unknown=(f"{needs}: {NEEDED}", *rest))
 
 
 async def pages_of(fetch: Fetch, engine_name: str | None = None) -> dict[str, Page]:
@@ -72,7 +92,7 @@ async def pages_of(fetch: Fetch, engine_name: str | None = None) -> dict[str, Pa
     return pages
 
 
-def _named(pages: dict[str, Page]) -> tuple[str, str | None]:
+def _named(pages: Pages) -> tuple[str, str | None]:
     known = recognised(pages)
     if len(known) == 1:
         return known[0], None
@@ -86,7 +106,7 @@ async def _get(fetch: Fetch, pages: dict[str, Page], path: str) -> None:
             status, text = await fetch("GET", path, None)
     except TimeoutError:
         pages[path] = Page(0, f"no answer within {PAGE_SECONDS:g} s")
-    except OSError as failed:
+    except (OSError, EngineUnavailable) as failed:
         pages[path] = Page(0, str(failed) or type(failed).__name__)
     else:
         whole = len(text) <= PAGE_BYTES_MAX
@@ -94,12 +114,13 @@ async def _get(fetch: Fetch, pages: dict[str, Page], path: str) -> None:
 
 
 def pool_fetch(pool: EnginePool, headers: Headers | None = None) -> Fetch:
-    """A `Fetch` over the connections of a pool. `headers`: of each request, for an API key."""
+    """A `Fetch` over the connections of a pool. `headers`: of each request (None: the engine's key)."""
 
     async def fetch(method: str, path: str, body: bytes | None = None) -> tuple[int, str]:
         target = pool.prefix + path.encode("ascii")
         data = body or b""
-        sent = [*(headers or []), *([(b"content-type", b"application/json")] if data else [])]
+        own = pool.access.own if headers is None else headers
+        sent = [*own, *([(b"content-type", b"application/json")] if data else [])]
         head = request_head(
             method.encode("ascii"), target, pool.authority, sent, body_bytes=len(data), peer=b"127.0.0.1"
         )

@@ -15,28 +15,24 @@ from kvgate.core.gate import Gate
 from kvgate.core.price import blocks_for
 from kvgate.core.records import PoolFacts
 from kvgate.edge import clock
-from kvgate.edge.gatekeeper import Gatekeeper
-from kvgate.edge.relay.heads import Headers
-from kvgate.edge.relay.pool import EnginePool
+from kvgate.edge.relay.pool import EnginePool, EngineUnavailable
 from kvgate.edge.upstreams.discovery import pool_fetch
 from kvgate.wire.engines.found import Page
 from kvgate.wire.engines.sights import LOOKS, Sight, sight_in
 
 LOOK_SECONDS = 2.0
 PERIOD_SECONDS = 3.0
-# A resize looks at everyone who waits: smaller changes are not worth that.
+# A resize looks at everyone who waits: to give back less than this is not worth that.
 SMALLEST_CHANGE = 0.004
 
 
 class Watched(Protocol):
-    """What is looked at: an upstream, or a gateway that has one."""
+    """What is looked at, an upstream: `resize` tells all that follow the size of its pool."""
 
-    @property
-    def pool(self) -> EnginePool: ...
-    @property
-    def gate(self) -> Gate: ...
-    @property
-    def keeper(self) -> Gatekeeper: ...
+    gate: Gate
+    pool: EnginePool
+
+    def resize(self, facts: PoolFacts) -> None: ...
 
 
 class Drift:
@@ -44,7 +40,7 @@ class Drift:
 
     `safety_fraction`: the operator's, or None for `auto`: then it starts at 0.90 and, where
     `is_exact`, may rise to 1.00. `is_on`: off only shows what is seen. `rank`: the label of one
-    data-parallel rank; `headers`: of each look, for an engine that asks for a key.
+    data-parallel rank.
     """
 
     def __init__(
@@ -56,18 +52,16 @@ class Drift:
         is_exact: bool = False,
         is_on: bool = True,
         rank: str | None = None,
-        headers: Headers | None = None,
     ) -> None:
         self.engine = engine
-        self.headers = headers
         self.rank = rank
         self.is_on = is_on
         self.is_auto = safety_fraction is None
         start = START if safety_fraction is None else safety_fraction
         start = max(start, facts.safety_fraction) if engine == "ollama" else start
         ceiling = 1.0 if self.is_auto and is_exact else start
-        # One request of a whole context must stay possible, or it would be told that it never fits;
-        # in a pool that has room for little more, the fraction hardly moves and is only shown.
+        # One request of a whole context must stay possible, or it would wait for ever where the engine
+        # only counts in another way; what foreign sequences hold is held back whatever it leaves.
         kept = 0 if facts.geometry is None else facts.geometry.reserve_blocks
         whole = (blocks_for(1, facts.context, facts) + kept) / facts.total_blocks
         floor = max(FLOOR, whole) if whole <= start else start
@@ -84,14 +78,14 @@ class Drift:
         if not self.can_look:
             return
         ledger = upstream.gate.ledger
-        before = ledger.reserved_blocks
+        blocks, seqs = ledger.reserved_blocks, ledger.reserved_seqs
         page = await self._page(upstream.pool)
         sight = sight_in(self.engine, {LOOKS[self.engine]: page}, upstream.gate.facts, self.rank)
-        self.take(sight, max(before, ledger.reserved_blocks), upstream.gate, upstream.keeper)
+        self.take(sight, max(blocks, ledger.reserved_blocks), max(seqs, ledger.reserved_seqs), upstream)
 
-    def take(self, sight: Sight, reserved: int, gate: Gate, keeper: Gatekeeper) -> None:
-        """Take in what was seen while at most `reserved` blocks were held."""
-        facts = gate.facts
+    def take(self, sight: Sight, reserved: int, sent: int, upstream: Watched) -> None:
+        """Take in what was seen while at most `reserved` blocks and `sent` sequences were held."""
+        facts = upstream.gate.facts
         self.sight = sight
         self.looks += 1
         self.blind_looks += sight.is_blind
@@ -103,18 +97,21 @@ class Drift:
                 facts.total_blocks,
                 sight.used_blocks,
                 sight.preemptions,
-                held=gate.ledger.reserved_blocks + kept,
+                running=sight.running,
+                sent=sent,
+                each=sight.each,
             )
         )
-        if self.is_on and abs(fraction - facts.safety_fraction) >= SMALLEST_CHANGE:
+        change = fraction - facts.safety_fraction
+        if self.is_on and (change < 0 or change >= SMALLEST_CHANGE):
             ceiling = max(fraction, self.correction.ceiling)
-            keeper.resize(replace(facts, safety_fraction=fraction, most_fraction=ceiling))
+            upstream.resize(replace(facts, safety_fraction=fraction, most_fraction=ceiling))
 
     async def _page(self, pool: EnginePool) -> Page:
         try:
             async with asyncio.timeout(LOOK_SECONDS):
-                return Page(*await pool_fetch(pool, self.headers)("GET", LOOKS[self.engine], None))
-        except (OSError, TimeoutError) as failed:
+                return Page(*await pool_fetch(pool)("GET", LOOKS[self.engine], None))
+        except (OSError, EngineUnavailable, TimeoutError) as failed:
             return Page(0, str(failed))
 
     def snapshot(self) -> dict[str, Any]:
@@ -128,6 +125,8 @@ class Drift:
             "engine_used_blocks": self.sight.used_blocks,
             "engine_running": self.sight.running,
             "excess_blocks": seen.excess,
+            "foreign_seqs": seen.foreign_seqs,
+            "foreign_blocks": seen.foreign_blocks,
             "preemptions": seen.preemptions,
             "overuses": seen.overuses,
             "looks": self.looks,

@@ -34,6 +34,8 @@ async def find(settings: Settings, ranks: Sequence[Upstream]) -> Found:
     given = given_for(first.given, settings)
     name = engine_name(first.given, settings) or first.found_name
     found = await discovery.discover(pool_fetch(first.pool), name, given)
+    for upstream in ranks:
+        upstream.needs_key = found.needs_key
     if not found.is_up:
         return found
     _tell(first, found)

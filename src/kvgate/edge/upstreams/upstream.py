@@ -19,6 +19,7 @@ from kvgate.edge.counting.local_count import tokenizer_for
 from kvgate.edge.gatekeeper import Gatekeeper
 from kvgate.edge.relay.pool import EnginePool
 from kvgate.edge.tenants import Tenants
+from kvgate.edge.upstreams.access import access_of
 from kvgate.wire.engines.known import ENGINES
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ class Upstream:
         self.gate = Gate(facts or UNKNOWN, policy=policy, line_limit=settings.line_limit)
         self.is_sized = facts is not None
         self.unsized_why = "its sizes are not known yet"
+        self.needs_key = False  # it answers, and tells nobody without the right key
         self.aliases = dict(given.aliases)
         # Names that requests may use; None while nobody has said.
         self.models: frozenset[str] | None = None
@@ -105,6 +107,7 @@ class Upstream:
             idle_timeout=self.engine.idle_connection,
             tls=tls,
         )
+        self.pool.access = access_of(self.given, settings)
         self.counter = Counter(self.pool, self.engine, settings.count_timeout, self._tokenizer)
 
     def open_beside(self, sibling: Upstream, loop: asyncio.AbstractEventLoop) -> None:
@@ -120,16 +123,24 @@ class Upstream:
         line.limit = settings.line_limit
         line.shares.floors = {each.priority: each.floor for each in settings.classes}
         self.tenants = tenants_of(settings, self.facts.usable_blocks, keys)
+        self._size_tenants(self.facts)
         tokens = settings.line_tokens
         line.blocks_limit = None if tokens is None else -(-tokens // self.facts.block_size)
         if hasattr(self, "pool"):
             self.pool.connect_timeout = settings.connect_timeout
+            self.pool.access = access_of(self.given, settings)
             self.counter.timeout = settings.count_timeout
 
     def resize(self, facts: PoolFacts) -> None:
-        """Its sizes are these from now on. What is held stays held."""
+        """Its sizes are these from now on, and ceilings that are shares of them follow. What is held stays
+        held."""
         self.is_sized = True
+        self._size_tenants(facts)
         self.keeper.resize(facts)
+
+    def _size_tenants(self, facts: PoolFacts) -> None:
+        self.tenants = self.tenants.sized(facts.usable_blocks, facts.most_blocks)
+        self.gate.line.shares.tell(self.tenants.again)
 
     def list_models(self, objects: list[dict[str, Any]]) -> None:
         """Take over what the engine lists; the operator's own list goes before it."""

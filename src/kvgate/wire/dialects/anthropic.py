@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvgate.wire.body import BadBody, Body
 from kvgate.wire.dialects.chats import from_anthropic
-from kvgate.wire.dialects.fields import cap_of, flag, places, text_of
+from kvgate.wire.dialects.fields import cap_of, flag, places, refuse_outliving, text_of
 from kvgate.wire.dialects.shape import Api, Part, RequestShape, StreamKind, Unseen
 
 # Fields that let the engine generate again with what it fetched itself.
@@ -18,6 +18,7 @@ def read_messages(raw: bytes, *, default_cap: int | None = None) -> RequestShape
     """
     body = Body(raw)
     fields = body.fields
+    refuse_outliving(fields)
     part: Part = from_anthropic(fields)
     loop = next((name for name in ENGINE_LOOPS if fields.get(name)), None)
     if loop is not None:

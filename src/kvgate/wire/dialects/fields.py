@@ -107,6 +107,17 @@ def refuse(fields: Mapping[str, Any], names: tuple[str, ...], why: str) -> None:
             raise BadBody(f"{name!r} {why}", name)
 
 
+def refuse_outliving(fields: Mapping[str, Any]) -> None:
+    """Raise `BadBody` where the engine would keep the cache of an answer for another engine to fetch."""
+    transfer = fields.get("kv_transfer_params")
+    if isinstance(transfer, dict) and transfer.get("do_remote_decode"):
+        raise BadBody(
+            "'kv_transfer_params.do_remote_decode' is not taken: the engine would keep the memory after its "
+            "answer; put the gate before whatever sends prefill and decode to different engines",
+            "kv_transfer_params",
+        )
+
+
 def is_token_list(value: list[Any]) -> bool:
     """True for a list of at least one token id, and nothing else."""
     # `type` and not `isinstance`, which lets booleans pass; all steps run in C, because token lists

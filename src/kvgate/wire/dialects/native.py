@@ -19,6 +19,7 @@ from kvgate.wire.dialects.fields import (
     objects_of,
     places,
     refuse,
+    refuse_outliving,
     text_of,
     tokens_of,
 )
@@ -135,6 +136,7 @@ def _shape(
     stream: bool,
 ) -> RequestShape:
     refuse(body.fields, ("prompt_embeds", "input_embeds"), "cannot be priced; send the prompt itself")
+    refuse_outliving(body.fields)
     model: Any = body.fields.get("model")
     return RequestShape(
         body,

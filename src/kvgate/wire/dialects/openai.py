@@ -20,6 +20,7 @@ from kvgate.wire.dialects.fields import (
     kind,
     object_of,
     refuse,
+    refuse_outliving,
     text_of,
 )
 from kvgate.wire.dialects.shape import Api, CapPlace, Mixed, Part, RequestShape, StreamKind, Unseen
@@ -146,6 +147,7 @@ def _shape(body: Body, api: Api, parts: tuple[Part, ...], default_cap: int | Non
 def _refuse_hidden(fields: Mapping[str, Any]) -> None:
     """Raise `BadBody` where the body's prompt is not the one that the engine would run."""
     refuse(fields, UNSEEN_PROMPTS, "cannot be priced; send the prompt itself")
+    refuse_outliving(fields)
     if "prompt_token_ids" in object_of(fields, "kv_transfer_params"):
         raise BadBody("'kv_transfer_params.prompt_token_ids' hides the prompt", "kv_transfer_params")
     refuse(fields, ("session_params",), "cannot be priced: the session's earlier turns are at the engine")

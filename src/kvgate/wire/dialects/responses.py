@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from kvgate.wire.body import BadBody, Body
 from kvgate.wire.dialects.chats import from_responses
-from kvgate.wire.dialects.fields import cap_of, flag, places, refuse, text_of
+from kvgate.wire.dialects.fields import cap_of, flag, places, refuse, refuse_outliving, text_of
 from kvgate.wire.dialects.shape import Api, Part, RequestShape, StreamKind, Unseen
 
 # Fields that bring in a prompt that is stored at the engine.
@@ -27,6 +27,7 @@ def read_responses(raw: bytes, *, default_cap: int | None = None) -> RequestShap
     refuse(
         fields, ("prompt_embeds", "input_ids", "previous_input_messages"), "cannot be priced; send 'input'"
     )
+    refuse_outliving(fields)
     conversation = from_responses(fields)
     part: Part = conversation
     stored = next((name for name in STORED if fields.get(name) is not None), None)

@@ -132,6 +132,7 @@ class Found:
     says why, and with which option to give it. `context`, `models`: known or not, also without
     `facts`. `ranks`: data-parallel ranks, each with such a pool. `is_exact`: capacity and price are
     the engine's own to the block. `preemptions`, `running`, `waiting`: at the moment of reading.
+    `needs_key`: without `facts` because the engine refuses those who have no key of its own.
     """
 
     engine: str
@@ -149,6 +150,7 @@ class Found:
     running: int | None = None
     waiting: int | None = None
     sources: Mapping[str, str] = field(default_factory=dict)
+    needs_key: bool = False
 
     @property
     def is_doubtful(self) -> bool:
@@ -159,12 +161,12 @@ class Found:
 def refreshed(before: PoolFacts, found: Found) -> PoolFacts:
     """The facts to go on with after reading again: the new ones, but never more on a doubtful reading.
 
-    The safety fraction stays: it belongs to whoever corrects it.
+    The safety fraction stays, and the most that it may become: they belong to whoever corrects them.
     """
     new = found.facts
     if new is None:
         return before
-    new = replace(new, safety_fraction=before.safety_fraction)
+    new = replace(new, safety_fraction=before.safety_fraction, most_fraction=before.most_fraction)
     if not found.is_doubtful:
         return new
     tokens = min(before.total_blocks * before.block_size, new.total_blocks * new.block_size)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from kvgate.core.records import PoolFacts
 from kvgate.wire.engines.found import Pages
-from kvgate.wire.engines.pages import Sample, json_of, samples, total, whole
+from kvgate.wire.engines.pages import Sample, inside, json_of, samples, total, whole
 
 # TensorRT-LLM is not here: looking would take its figures from whoever else reads them.
 LOOKS: dict[str, str] = {
@@ -28,11 +28,13 @@ LOOKS: dict[str, str] = {
 @dataclass(frozen=True, slots=True)
 class Sight:
     """`used_blocks`: held by running requests; `preemptions`: a counter since the engine started;
-    `running`: sequences. None: not told."""
+    `running`: sequences; `each`: what each of them holds, and, where its cap is told, may come to hold.
+    None: not told."""
 
     used_blocks: int | None = None
     preemptions: int | None = None
     running: int | None = None
+    each: tuple[int, ...] | None = None
 
     @property
     def is_blind(self) -> bool:
@@ -97,4 +99,8 @@ def _llamacpp(slots: object) -> Sight:
     cells = [whole(slot.get("n_prompt_tokens")) for slot in busy]
     known = [cell for cell in cells if cell is not None]
     # What idle slots still hold is given up as soon as it is needed.
-    return Sight(sum(known) if len(known) == len(busy) else None, None, len(busy))
+    if len(known) < len(busy):
+        return Sight(None, None, len(busy))
+    # -1 is no cap: then it is taken for what it holds.
+    left = [whole(inside(slot, "next_token", 0, "n_remain")) or 0 for slot in busy]
+    return Sight(sum(known), None, len(busy), tuple(map(sum, zip(known, left, strict=True))))
