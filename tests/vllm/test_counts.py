@@ -16,7 +16,7 @@ from typing import Any
 
 import httpx
 import pytest
-from make_model import CONFIG
+from make_model import config_of
 from test_real_vllm import START_SECONDS, free_port
 
 sys.path.append(str(Path(__file__).parents[1] / "tokens"))
@@ -49,7 +49,8 @@ def url(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("qwen")
     for file in ("tokenizer.json", "tokenizer_config.json"):
         (folder / file).symlink_to(model / file)
-    config = CONFIG | {"vocab_size": 151_936, "max_position_embeddings": CONTEXT, "eos_token_id": 151_645}
+    config = config_of("dense")
+    config |= {"vocab_size": 151_936, "max_position_embeddings": CONTEXT, "eos_token_id": 151_645}
     (folder / "config.json").write_text(json.dumps(config))
     port = free_port()
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}

@@ -1,0 +1,168 @@
+"""Clients in a closed loop: they ask, read the stream, and ask again at once.
+
+Promises: everything random comes from the seed, and client number n asks the same requests in the same
+order whatever stands behind the address. Gaps are between two pieces of one stream, never before the
+first one, so that waiting for admission is none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+from vllmsoak.servers import MODEL, metric
+
+PREEMPTIONS, TOKENS = "vllm:num_preemptions_total", "vllm:generation_tokens_total"
+# Not json.loads: events are many, and this client shares its cores with the engine.
+_INDEX = re.compile(r'"index": ?(\d+)')
+BODY: dict[str, Any] = {"model": MODEL, "ignore_eos": True, "temperature": 0, "stream": True}
+
+
+@dataclass
+class Tally:
+    """What one load of so many seconds came to. Gaps and stalls in seconds."""
+
+    how: str
+    seconds: float
+    preemptions: int
+    worst_stall: float
+    stalls_over_100ms: int
+    tokens_per_second: float
+    finished: int
+    cancelled: int
+    refused: int
+    failed: int
+
+
+class Load:
+    """`clients` clients against one address. `mix`: `plain` or `adversarial`."""
+
+    def __init__(self, url: str, clients: int, seed: int, mix: str) -> None:
+        self.url = url
+        self.mix = mix
+        self.clients = clients
+        self.seed = seed
+        self.finished = self.cancelled = self.refused = self.failed = 0
+        self.gaps: list[float] = []
+
+    async def run(
+        self, seconds: float, between: Callable[[], None] | None = None, warm_up: float = 0.0
+    ) -> None:
+        """Load for `warm_up` and then `seconds` seconds; `between` is called in a thread between them."""
+        limits = httpx.Limits(max_connections=None)
+        async with httpx.AsyncClient(base_url=self.url, timeout=None, limits=limits) as client:
+            tasks = [
+                asyncio.create_task(self._client(client, random.Random(self.seed * 1000 + number)))
+                for number in range(self.clients)
+            ]
+            await asyncio.sleep(warm_up)
+            if between is not None:
+                await asyncio.to_thread(between)
+            await asyncio.sleep(seconds)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _client(self, client: httpx.AsyncClient, dice: random.Random) -> None:
+        while True:
+            body, leaves_after = plain(dice) if self.mix == "plain" else adversarial(dice)
+            try:
+                await self._stream(client, body, leaves_after)
+            except httpx.TransportError:
+                self.failed += 1
+
+    async def _stream(
+        self, client: httpx.AsyncClient, body: dict[str, Any], leaves_after: int | None
+    ) -> None:
+        async with client.stream("POST", "/v1/completions", json=body) as answer:
+            if answer.status_code != 200:
+                self.refused += 1
+                await answer.aread()
+                await asyncio.sleep(float(answer.headers.get("retry-after", "1")))
+                return
+            last: dict[str, float] = {}
+            pieces = 0
+            async for line in answer.aiter_lines():
+                if not line.startswith("data: "):
+                    continue
+                if line == "data: [DONE]":
+                    self.finished += 1
+                    return
+                now = time.monotonic()
+                for choice in _choices(line):
+                    if choice in last:
+                        self.gaps.append(now - last[choice])
+                    last[choice] = now
+                pieces += 1
+                if leaves_after is not None and pieces >= leaves_after:
+                    self.cancelled += 1
+                    return
+            self.failed += 1
+
+
+def _choices(line: str) -> list[str]:
+    """Whose tokens an event carries: a sequence that stalls must not hide behind its sibling."""
+    return _INDEX.findall(line)
+
+
+def plain(dice: random.Random) -> tuple[dict[str, Any], int | None]:
+    """All alike: 200 in, 1,000 out, and every client stays."""
+    return BODY | {"prompt": text(dice, 200), "max_tokens": 1000}, None
+
+
+def adversarial(dice: random.Random) -> tuple[dict[str, Any], int | None]:
+    """One request, and after how many pieces its client leaves (None: it stays)."""
+    kind, body = dice.random(), dict(BODY)
+    if kind < 0.60:  # short prompts that may become long: what overruns the cache
+        body |= {"prompt": text(dice, dice.randint(20, 300)), "max_tokens": dice.randint(600, 1400)}
+    elif kind < 0.80:  # long prompts
+        body |= {"prompt": text(dice, dice.randint(800, 2000)), "max_tokens": dice.randint(50, 300)}
+    elif kind < 0.90:  # two sequences of one request
+        # Greedily, both would be the same, and vLLM refuses that.
+        body |= {"n": 2, "temperature": 1.0}
+        body |= {"prompt": text(dice, dice.randint(20, 300)), "max_tokens": dice.randint(200, 700)}
+    elif kind < 0.95:  # no cap: the engine's own
+        body |= {"prompt": text(dice, dice.randint(20, 300))}
+    else:  # more than there is
+        body |= {"prompt": text(dice, 500), "max_tokens": 4000}
+    return body, dice.randint(5, 400) if dice.random() < 0.15 else None
+
+
+def text(dice: random.Random, size: int) -> str:
+    # Unlike any other, so that no prefix is shared: each must have its own blocks.
+    return "".join(dice.choices("abcdefghijklmnopqrstuvwxyz ", k=size))
+
+
+def measured(how: str, engine: str, load: Load, seconds: float, warm_up: float = 0.0) -> Tally:
+    """Run the load, and read at `engine` what it did meanwhile.
+
+    Everything counts from the first second, except the throughput: at the start all are young and
+    hold little, and an `auto` fraction has not yet risen, so that counts after `warm_up` seconds.
+    """
+    preempted, started = metric(engine, PREEMPTIONS), time.monotonic()
+    mark = [started, 0.0]
+
+    def between() -> None:
+        mark[:] = [time.monotonic(), metric(engine, TOKENS)]
+
+    asyncio.run(load.run(seconds, between, warm_up))
+    ended, tokens = time.monotonic(), metric(engine, TOKENS)
+    return Tally(
+        how=how,
+        seconds=round(ended - started, 1),
+        preemptions=int(metric(engine, PREEMPTIONS) - preempted),
+        worst_stall=round(max(load.gaps, default=0.0), 3),
+        stalls_over_100ms=sum(gap > 0.1 for gap in load.gaps),
+        tokens_per_second=round((tokens - mark[1]) / (ended - mark[0]), 1),
+        finished=load.finished,
+        cancelled=load.cancelled,
+        refused=load.refused,
+        failed=load.failed,
+    )
