@@ -25,7 +25,7 @@ HOT = (
     "wire/engines/{__init__,llamacpp,vllm,sglang}",
     "tokens/{cache}",
     "edge/relay/{client,framing,heads,engine,pool,request,answer,reply,events,life,uncounted,asking,exchange}",
-    "edge/relay/{watch,state,finished,body_memory,answers,comments,late_answer}",
+    "edge/relay/{watch,state,finished,body_memory,own_answers,comments,late_answer}",
     "edge/{gatekeeper,gateway,tenants}",
     "edge/observing/{histogram,telemetry,tenant_figures}",
     "edge/counting/{counter,counted,waiting,engine_count,trust,local_count}",

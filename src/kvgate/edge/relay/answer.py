@@ -10,9 +10,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kvgate.core.records import Reason
-from kvgate.edge.relay.answers import error_in_answer
 from kvgate.edge.relay.events import EventReply, is_event_stream
 from kvgate.edge.relay.heads import Headers
+from kvgate.edge.relay.own_answers import error_in_answer
 from kvgate.edge.relay.reply import Reply
 from kvgate.edge.relay.request import Request
 from kvgate.edge.relay.watch import Watch

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from kvgate.core.records import Ask, Ending, Granted, Key, Reason, Refused
 from kvgate.edge.counting.counted import Counted, CountRefused, Outcome
 from kvgate.edge.identity import in_full
-from kvgate.edge.relay import answers
+from kvgate.edge.relay import own_answers
 from kvgate.edge.relay.comments import Comments
 from kvgate.edge.relay.host import Host
 from kvgate.edge.relay.request import Request
@@ -58,10 +58,10 @@ class Asking(Uncounted):
         gateway.requests += 1
         path = request.target.partition(b"?")[0]
         if gateway.is_draining:
-            self._refuse(answers.decline(gateway, Reason.DRAINING, "The gateway is shutting down."))
+            self._refuse(own_answers.decline(gateway, Reason.DRAINING, "The gateway is shutting down."))
             return
         if not gateway.may_enter(request.headers):
-            self._refuse(answers.decline(gateway, Reason.INVALID_API_KEY, NO_KEY))
+            self._refuse(own_answers.decline(gateway, Reason.INVALID_API_KEY, NO_KEY))
             return
         is_allowed = path in gateway.allow_paths
         self._route = route = None if is_allowed else gateway.fleet.route_for(request.method, path)
@@ -72,9 +72,9 @@ class Asking(Uncounted):
             self._is_priced = True
             self._shape, self._route, self._pools = gateway.fleet.read(route, path, request.body)
         except BadBody as error:
-            self._refuse(answers.decline(gateway, Reason.INVALID_REQUEST, str(error)), error.param)
+            self._refuse(own_answers.decline(gateway, Reason.INVALID_REQUEST, str(error)), error.param)
         except NotServed as error:
-            self._refuse(answers.decline(gateway, error.reason, str(error)), "model")
+            self._refuse(own_answers.decline(gateway, error.reason, str(error)), "model")
         else:
             self._upstream = first_up(self._pools)
             if not self._upstream.is_sized:
@@ -88,12 +88,12 @@ class Asking(Uncounted):
             page = gateway.fleet.models_page()
             if page is not None:
                 self._end(Ending.COMPLETED)
-                self._reply(answers.page(request, page))
+                self._reply(own_answers.page(request, page))
                 return
         upstream = gateway.fleet.unpriced(request.method, path, request.body, is_allowed=is_allowed)
         if upstream is None:
             detail = unpriced_message(request.method, path)
-            self._refuse(answers.decline(gateway, Reason.UNPRICED_ENDPOINT, detail))
+            self._refuse(own_answers.decline(gateway, Reason.UNPRICED_ENDPOINT, detail))
             return
         self._upstream = upstream
         self._send(request.body)
@@ -122,7 +122,7 @@ class Asking(Uncounted):
                 self._ask_for_room(outcome)
             elif isinstance(outcome, CountRefused):
                 self._end(Ending.FAILED, outcome="engine_error")
-                self._reply(answers.engine_error(self._request, outcome.answer))
+                self._reply(own_answers.engine_error(self._request, outcome.answer))
             else:
                 self._count_elsewhere(str(outcome))
         except Exception:
@@ -251,13 +251,15 @@ class Asking(Uncounted):
         self._end(Ending.FAILED, after=after, outcome=refused.reason.value)
         busy_status, route = self._gateway.settings.busy_status, self._route
         if self._has_head:
-            self._reply(answers.refusal_event(refused, busy_status=busy_status, param=param, route=route))
+            self._reply(own_answers.refusal_event(refused, busy_status=busy_status, param=param, route=route))
             return
-        answer = answers.refusal(self._request, refused, busy_status=busy_status, param=param, route=route)
+        answer = own_answers.refusal(
+            self._request, refused, busy_status=busy_status, param=param, route=route
+        )
         self._reply(answer)
 
     def _refuse_unavailable(self, why: str, *, after: float = 0.0) -> None:
-        refused = answers.decline(
+        refused = own_answers.decline(
             self._gateway, Reason.ENGINE_UNAVAILABLE, f"The engine is not available: {why}."
         )
         self._refuse(refused, after=after)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from kvgate.edge.relay.answers import event_stream_head
+from kvgate.edge.relay.own_answers import event_stream_head
 from kvgate.edge.relay.request import Request
 from kvgate.wire.chunks import frame
 

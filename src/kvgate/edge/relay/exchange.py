@@ -18,7 +18,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kvgate.core.records import Ending, Granted, Reason
-from kvgate.edge.relay import answers
+from kvgate.edge.relay import own_answers
 from kvgate.edge.relay.answer import Answer
 from kvgate.edge.relay.asking import Asking
 from kvgate.edge.relay.engine import EngineConnection
@@ -65,7 +65,7 @@ class Exchange(Asking):
         body = enforce(shape, given.output_cap, context=upstream.facts.context)
         body, watch = watch_for(body, shape, upstream.engine.name, may_ask=may_ask)
         drop = _NO_ENCODING if shape.stream else _NOTHING
-        added = answers.admitted_headers(given, self._count_source)
+        added = own_answers.admitted_headers(given, self._count_source)
         self._send(body, drop, added, watch)
 
     def _send(
@@ -176,7 +176,7 @@ class Exchange(Asking):
             self._end(Ending.CANCELLED, after=after, usage=self._answer.usage)
             self._answer.break_off(Reason.DRAINING, message)
         else:
-            self._refuse(answers.decline(self._gateway, Reason.DRAINING, message), after=after)
+            self._refuse(own_answers.decline(self._gateway, Reason.DRAINING, message), after=after)
 
     def _leave_engine(self) -> float:
         """Drop the connection, if there is one. Returns how long the engine may still hold memory."""
