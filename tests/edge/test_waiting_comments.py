@@ -14,8 +14,8 @@ from harness import Client, Response, Stack, payload, request
 from whole_pool import WHOLE, held
 
 from kvgate.core.records import Reason, Refused
-from kvgate.edge.relay.own_answers import refusal_event
 from kvgate.edge.relay.late_answer import event_of
+from kvgate.edge.relay.own_answers import refusal_event
 from kvgate.wire.dialects.openai import read_chat
 from kvgate.wire.refusal import Dialect, render
 from kvgate.wire.routes import Route
