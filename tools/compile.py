@@ -26,10 +26,10 @@ HOT = (
     "tokens/{cache}",
     "edge/relay/{client,framing,heads,engine,pool,request,answer,reply,events,life,uncounted,asking,exchange}",
     "edge/relay/{watch,state,finished,body_memory,own_answers,comments,late_answer}",
-    "edge/{gatekeeper,gateway,tenants}",
+    "edge/{gatekeeper,gateway,reload,tenants}",
     "edge/observing/{histogram,telemetry,tenant_figures}",
     "edge/counting/{counter,counted,waiting,engine_count,trust,local_count}",
-    "edge/upstreams/{upstream,routing}",
+    "edge/upstreams/{upstream,routing,access}",
 )
 
 
