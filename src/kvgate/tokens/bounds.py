@@ -95,7 +95,10 @@ class Proofs:
         """The text that is tokenized for a chat without media. Raises `CannotCount`."""
         if self._files.template is None:
             raise CannotCount("no template writes this model's chats")
-        return self._files.template.render(fields).text
+        rendered = self._files.template.render(fields)
+        if rendered.images or rendered.audio:
+            raise CannotCount("media take more tokens than their text")
+        return rendered.text
 
 
 def words_of(reference: Tokenizer, growth: int) -> Words | None:

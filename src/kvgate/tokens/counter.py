@@ -22,6 +22,7 @@ from kvgate.tokens.loader import ModelFiles
 from kvgate.tokens.mistral import count_mistral, mistral_chats
 from kvgate.tokens.parts import split_parts
 from kvgate.tokens.pieces import PieceCounts, counts_add_up
+from kvgate.tokens.recordings import clip_of
 from kvgate.tokens.records import CannotCount, Count, Dropped, Part
 from kvgate.tokens.separators import separators
 from kvgate.tokens.template import Rendered
@@ -86,11 +87,15 @@ class PromptCounter:
             raise CannotCount("the tokenizer's directory holds no chat template")
         rendered = self._files.template.render(fields)
         text = rendered.text
-        images, is_exact = self._images(rendered)
+        if rendered.images or rendered.audio:
+            _refuse_media_settings(fields)
+        images, images_exact = self._images(rendered)
+        audio, audio_exact = self._audio(rendered)
+        is_exact = images_exact and audio_exact
         around = self._around if fields.get("add_special_tokens") else self._missing_bos(text)
         try:
-            tokens = self._counts.of_chat(rendered) + images + around
-            parts = self._parts(rendered, images, around) if with_parts else ()
+            tokens = self._counts.of_chat(rendered) + images + audio + around
+            parts = self._parts(rendered, images, audio, around) if with_parts else ()
         except (UnicodeError, TypeError):
             raise CannotCount("the text holds half of a surrogate pair") from None
         return Count(tokens, "tokenizer" if is_exact else "bound", is_exact, parts)
@@ -164,12 +169,15 @@ class PromptCounter:
     def _images(self, rendered: Rendered) -> tuple[int, bool]:
         """Tokens that the images add to the one placeholder of each, and whether that is exact."""
         rule, total, is_exact = self._files.image_rule, 0, True
+        # Where the template takes only text, the engine writes a placeholder on a line of its own.
+        written, line = (1, 0) if rendered.writes_images else (0, 2)
         for image in rendered.images:
             if self._image_tokens is not None:
-                total, is_exact = total + self._image_tokens, False
+                total, is_exact = total + self._image_tokens + line, False
             elif rule is not None:
                 one = rule.tokens(image_size(image))
-                total, is_exact = total + one.tokens - 1, is_exact and one.is_exact
+                total += one.tokens - written + line
+                is_exact = is_exact and one.is_exact and rendered.writes_images
             else:
                 raise CannotCount(
                     "the tokens of an image are not known for this model: put its config.json and "
@@ -177,8 +185,35 @@ class PromptCounter:
                 )
         return total, is_exact
 
-    def _parts(self, rendered: Rendered, images: int, around: int) -> tuple[Part, ...]:
+    def _audio(self, rendered: Rendered) -> tuple[int, bool]:
+        """Tokens that the recordings add to their placeholders, and whether that is exact."""
+        rule, total, is_exact = self._files.audio_rule, 0, True
+        for part in rendered.audio:
+            if rule is None:
+                raise CannotCount(
+                    "the tokens of a recording are not known for this model: put its config.json and "
+                    "preprocessor_config.json beside the tokenizer"
+                )
+            one = rule.tokens(clip_of(part))
+            if one is None:
+                raise CannotCount(
+                    "the length of a recording is not to be seen: send WAV or FLAC in 'input_audio' or in "
+                    "a 'data:' URL"
+                )
+            # A placeholder that is no token of its own is left in the count: a bound.
+            written = self._files.reference.token_to_id(rule.placeholder) is not None
+            total, is_exact = total + one.tokens - written, is_exact and one.is_exact and written
+        return total, is_exact
+
+    def _parts(self, rendered: Rendered, images: int, audio: int, around: int) -> tuple[Part, ...]:
         encoded = self._files.reference.encode(rendered.text, add_special_tokens=False)
         parts = split_parts(rendered, [start for start, _ in encoded.offsets])
         extra = [Part("images", images)] if rendered.images else []
+        extra += [Part("audio", audio)] if rendered.audio else []
         return (*parts, *extra, *([Part("special", around)] if around else []))
+
+
+def _refuse_media_settings(fields: dict[str, Any]) -> None:
+    for name in ("mm_processor_kwargs", "media_io_kwargs"):
+        if fields.get(name):
+            raise CannotCount(f"{name!r} changes what images and recordings become")

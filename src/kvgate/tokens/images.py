@@ -88,9 +88,9 @@ def image_rule(config: dict[str, Any], processor: dict[str, Any]) -> ImageRule |
         return None
     if kind == "gemma3":
         each = config.get("mm_tokens_per_image", 256)
-        # Around the image come an end mark and two empty lines, which may merge with their
-        # neighbours: the bound counts them whole.
-        return FixedRule(each + 3, False) if isinstance(each, int) else None
+        # Around the image come two marks and two empty lines, which may merge with their neighbours:
+        # the bound counts them whole.
+        return FixedRule(each + 4, False) if isinstance(each, int) else None
     vision = config.get("vision_config")
     if kind == "llava" and isinstance(vision, dict):
         side, cell = vision.get("image_size"), vision.get("patch_size")
@@ -101,6 +101,8 @@ def image_rule(config: dict[str, Any], processor: dict[str, Any]) -> ImageRule |
 
 def image_size(part: dict[str, Any]) -> tuple[int, int] | None:
     """Width and height in pixels of a content part's image, where the request itself shows them."""
+    if part.get("uuid") is not None:
+        return None  # by its id the engine may know another image than the one that is sent
     url = part.get("image_url")
     if isinstance(url, dict):
         url = url.get("url")

@@ -2,8 +2,9 @@
 
 `DIR` holds `tokenizer.json` and `tokenizer_config.json`, as on a model's page, and optionally
 `chat_template.jinja` or `chat_template.json` (each wins over the one in the config, as in
-transformers), `additional_chat_templates/*.jinja`, `config.json` and `preprocessor_config.json`
-(for images). In place of `tokenizer.json` it may have Mistral's own file or a SentencePiece model.
+transformers), `additional_chat_templates/*.jinja`, `config.json`, `preprocessor_config.json` and
+`processor_config.json` (for images and recordings). In place of `tokenizer.json` it may have Mistral's
+own file or a SentencePiece model.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from kvgate.tokens.audio import AudioRule, audio_rule
 from kvgate.tokens.bounds import Bounds
 from kvgate.tokens.images import ImageRule, image_rule
 from kvgate.tokens.mistral import native_file, prefers_native
@@ -44,6 +46,7 @@ class ModelFiles:
     template: ChatTemplate | None
     special_tokens: dict[str, str]
     image_rule: ImageRule | None
+    audio_rule: AudioRule | None
     # The config asks for a BOS that the tokenizer.json does not add: engines differ on it.
     bos_is_unsure: bool
     # None where the length of a text bounds nothing: no fallback to bytes, or an unknown normalizer.
@@ -90,6 +93,8 @@ def load_files(
         specials = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"} | specials
     source = None if is_native else _template_source(root, config)
     normalizer = _state(reference.normalizer)
+    preprocessor = _json(root / "preprocessor_config.json")
+    audio = audio_rule(model, preprocessor, _json(root / "processor_config.json"))
     return ModelFiles(
         path=path,
         reference=reference,
@@ -104,9 +109,12 @@ def load_files(
         specials=Specials(
             [t.content for t in reference.get_added_tokens_decoder().values() if t.special] + controls
         ),
-        template=None if source is None else ChatTemplate(source, specials, now, wants_parts),
+        template=None
+        if source is None
+        else ChatTemplate(source, specials, now, wants_parts, None if audio is None else audio.written),
         special_tokens=specials,
-        image_rule=image_rule(model, _json(root / "preprocessor_config.json")),
+        image_rule=image_rule(model, preprocessor),
+        audio_rule=audio,
         bos_is_unsure=_bos_is_unsure(path, config) and reference.num_special_tokens_to_add(False) == 0,
         bounds=_bounds(reference, _growth(normalizer)),
         rendered_by=_own_rendering(native, reference),

@@ -15,26 +15,40 @@ from kvgate.tokens.records import CannotCount
 
 TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 IMAGE_PARTS = ("image_url", "input_image", "image")
+AUDIO_PARTS = ("input_audio", "audio_url")
+# A part without a type, or with an id of its own, is to the engine what the first of these says.
+_MEDIA_FIELDS = (
+    *("image_url", "image_pil", "image_embeds", "audio_embeds", "video_embeds", "prompt_embeds"),
+    *("audio_url", "input_audio", "video_url"),
+)
 # Their text reaches the template as it is.
 _PLAIN_ROLES = ("user", "assistant")
 # vLLM drops this line of one client's system prompt; it changes with every request.
 _BILLING_LINE = "x-anthropic-billing-header"
-_KNOWN_PART_FIELDS = frozenset(("type", "text", "refusal", "thinking", "closed", "image_url", "uuid", "name"))
+_KNOWN_PART_FIELDS = frozenset(
+    (
+        *("type", "text", "refusal", "thinking", "closed", "uuid", "name", "data", "file"),
+        *("prompt_cache_breakpoint", *_MEDIA_FIELDS),
+    )
+) - {"prompt_embeds"}
 
 
 @dataclass(slots=True)
 class Chat:
-    """Messages for the template, and the images that they hold, in order."""
+    """Messages for the template, and the images and recordings that they hold, in order."""
 
     messages: list[dict[str, Any]]
     images: list[Any] = field(default_factory=list)
+    audio: list[Any] = field(default_factory=list)
     has_developer: bool = False
 
 
-def template_messages(messages: list[Any], wrap_parts: bool) -> Chat:
+def template_messages(messages: list[Any], wrap_parts: bool, audio_written: str | None = None) -> Chat:
     """The messages as the template sees them. `wrap_parts`: the template loops over content parts.
 
-    Raises `CannotCount` for parts whose tokens the text does not show (audio, video, files).
+    `audio_written`: what the engine writes for a recording where the template takes only text; `{}` in
+    it is the recording's number. None: not known. Raises `CannotCount` for parts whose tokens the text
+    does not show (video, files).
     """
     chat = Chat([])
     seen = chat.messages
@@ -46,18 +60,20 @@ def template_messages(messages: list[Any], wrap_parts: bool) -> Chat:
                 message = {"role": message["role"], "content": [{"type": "text", "text": content}]}
             seen.append(message)
         else:
-            made = _message(message, wrap_parts, chat.images)
+            made = _message(message, wrap_parts, chat, audio_written)
             chat.has_developer = chat.has_developer or made["role"] == "developer"
             seen.append(made)
     return chat
 
 
-def _message(message: dict[str, Any], wrap_parts: bool, images: list[Any]) -> dict[str, Any]:
+def _message(
+    message: dict[str, Any], wrap_parts: bool, chat: Chat, audio_written: str | None
+) -> dict[str, Any]:
     role, content = message["role"], message.get("content")
     if type(content) is str and not wrap_parts:
         seen: Any = _without_billing(content) or "" if role == "system" else content
     else:
-        seen = _content(role, content, wrap_parts, images)
+        seen = _content(role, content, wrap_parts, chat, audio_written)
     made: dict[str, Any] = {"role": role, "content": seen}
     if role == "assistant":
         if message.get("tool_calls"):
@@ -76,17 +92,23 @@ def _message(message: dict[str, Any], wrap_parts: bool, images: list[Any]) -> di
     return made
 
 
-def _content(role: str, content: Any, wrap_parts: bool, images: list[Any]) -> Any:
+def _content(role: str, content: Any, wrap_parts: bool, chat: Chat, audio_written: str | None) -> Any:
     parts = [] if content is None else [content] if isinstance(content, str) else content
     if not isinstance(parts, list):
         raise CannotCount("a message's 'content' must be a string or a list of parts")
     made: list[dict[str, Any]] = []
+    written: list[str] = []
     for part in parts:
         text = _text(part)
         if text is None:
-            if isinstance(part, dict) and _is_image(part):
-                images.append(part)
+            kind = _kind(part)
+            if kind in IMAGE_PARTS:
+                chat.images.append(part)
                 made.append({"type": "image"})
+            elif kind in AUDIO_PARTS:
+                chat.audio.append(part)
+                made.append({"type": "audio", **_extras(part)})
+                written.append(_written(audio_written, len(chat.audio), wrap_parts, kind))
             continue
         if role == "system":
             kept = _without_billing(text)
@@ -97,26 +119,45 @@ def _content(role: str, content: Any, wrap_parts: bool, images: list[Any]) -> An
     only_text = all(part["type"] == "text" for part in made)
     if wrap_parts and not (role == "tool" and only_text):
         return made
-    return "\n".join(part["text"] for part in made if part["type"] == "text")
+    joined = "\n".join(part["text"] for part in made if part["type"] == "text")
+    if not written:
+        return joined
+    # What the client has written out itself is not put before the text again.
+    missing = [
+        mark for mark in dict.fromkeys(written) for _ in range(written.count(mark) - joined.count(mark))
+    ]
+    return "\n".join([*missing, joined] if joined else missing)
+
+
+def _written(audio_written: str | None, number: int, wrap_parts: bool, kind: str) -> str:
+    if wrap_parts:
+        return ""
+    if audio_written is None:
+        raise CannotCount(f"tokens of a content part of type {kind!r} are not known for this model")
+    return audio_written.format(number)
+
+
+def _kind(part: dict[str, Any]) -> Any:
+    """What the engine takes a part for."""
+    kind = part.get("type")
+    if kind is None or part.get("uuid") is not None:
+        return next((name for name in _MEDIA_FIELDS if name in part), kind)
+    return kind
 
 
 def _text(part: Any) -> str | None:
-    """The text of a part; None for an image, or a part that the engine skips."""
+    """The text of a part; None for an image, a recording, or a part that the engine skips."""
     if isinstance(part, str):
         return part
     if not isinstance(part, dict):
         raise CannotCount("a content part must be an object")
-    kind = part.get("type")
+    kind = _kind(part)
     text = part.get("thinking" if kind == "thinking" else TEXT_PARTS.get(kind, "")) if kind else None
     if isinstance(text, str):
         return text
-    if kind in TEXT_PARTS or _is_image(part):
+    if kind in TEXT_PARTS or kind in IMAGE_PARTS or kind in AUDIO_PARTS:
         return None
     raise CannotCount(f"tokens of a content part of type {kind!r} are not known here")
-
-
-def _is_image(part: dict[str, Any]) -> bool:
-    return part.get("type") in IMAGE_PARTS or (part.get("type") is None and "image_url" in part)
 
 
 def _extras(part: Any) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Tokens of one part of a prompt: `system`, `tools`, `messages[3]`, `images` or `template`."""
+    """Tokens of one part of a prompt: `system`, `tools`, `messages[3]`, `images`, `audio` or `template`."""
 
     name: str
     tokens: int

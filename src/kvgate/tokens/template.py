@@ -8,7 +8,7 @@ knows no tokenizer.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
@@ -36,6 +36,9 @@ class Rendered:
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]] | None
     images: list[Any]
+    audio: list[Any] = field(default_factory=list)
+    # Whether the template itself writes what stands for an image.
+    writes_images: bool = True
 
 
 class ChatTemplate:
@@ -47,10 +50,15 @@ class ChatTemplate:
         special_tokens: dict[str, str],
         now: Callable[[], datetime],
         parts: bool | None = None,
+        audio_written: str | None = None,
     ) -> None:
-        """`parts` overrides the detection of the content format. Raises `BadTokenizer`."""
+        """`parts` overrides the detection of the content format. Raises `BadTokenizer`.
+
+        `audio_written`: see `messages.template_messages`.
+        """
         sources = {"default": source} if isinstance(source, str) else source
         self._specials = special_tokens
+        self._audio_written = audio_written
         environment = chat_environment(now)
         try:
             self._named = {name: _Compiled(environment, text, parts) for name, text in sources.items()}
@@ -67,7 +75,7 @@ class ChatTemplate:
         tools = template_tools(fields)
         one = self._pick(fields, tools)
         try:
-            chat = template_messages(fields["messages"], one.wants_parts)
+            chat = template_messages(fields["messages"], one.wants_parts, self._audio_written)
         except (KeyError, TypeError, AttributeError) as error:
             raise CannotCount(f"'messages' has an unexpected form: {error!r}") from None
         messages = chat.messages
@@ -90,7 +98,7 @@ class ChatTemplate:
         if proceed:
             text = _cut(text, _final_text(chat.messages[-1].get("content")))
             pieces = [text]
-        return Rendered(text, pieces, messages, tools, chat.images)
+        return Rendered(text, pieces, messages, tools, chat.images, chat.audio, one.wants_parts)
 
     def _pick(self, fields: dict[str, Any], tools: list[dict[str, Any]] | None) -> _Compiled:
         if fields.get("chat_template"):

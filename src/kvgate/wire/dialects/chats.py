@@ -24,6 +24,8 @@ TEMPLATE_FIELDS = (
     "documents",
     "functions",
     "guideline",
+    "media_io_kwargs",
+    "mm_processor_kwargs",
     "reasoning_effort",
     "response_format",
     "think",
