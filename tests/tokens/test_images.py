@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import base64
+import json
 import struct
+from pathlib import Path
 from typing import Any
 
 import pytest
+from tiny import write_model
 
+from kvgate.tokens import load
 from kvgate.tokens.images import FixedRule, ImageTokens, PatchRule, image_rule, image_size
 
 QWEN = {"patch_size": 14, "merge_size": 2, "min_pixels": 3_136, "max_pixels": 12_845_056}
@@ -56,6 +60,7 @@ def test_the_size_is_read_from_the_first_bytes(raw: bytes) -> None:
         {"image_url": 5},
         {},
         part(png(640, 480)[:18]),
+        {**part(png(640, 480)), "uuid": "one"},
         part(png(0, 480)),
         part(b"\xff\xd8\xff"),
         part(b"unknown format" * 10),
@@ -97,3 +102,18 @@ def test_models_with_a_fixed_number_are_known() -> None:
 )
 def test_an_unknown_model_has_no_rule(config: dict[str, Any], processor: dict[str, Any]) -> None:
     assert image_rule(config, processor) is None
+
+
+def test_a_template_of_text_has_no_placeholder_that_an_image_could_replace(tmp_path: Path) -> None:
+    text = "{% for message in messages %}<|im_start|>{{ message.content }}<|im_end|>{% endfor %}"
+    write_model(tmp_path, text)
+    llava = {"model_type": "llava", "vision_config": {"image_size": 336, "patch_size": 14}}
+    (tmp_path / "config.json").write_text(json.dumps(llava))
+    content = [part(png(640, 480)), {"type": "text", "text": "hello"}]
+    counter = load(tmp_path)
+    count = counter.count_chat({"messages": [{"role": "user", "content": content}]})
+    # The engine writes the placeholder, here a token that becomes 576, on a line of its own.
+    written = counter.count_text("<|im_start|><|image|>\nhello<|im_end|>", add_special=False)
+
+    assert count.prompt_tokens >= written.prompt_tokens - 1 + 576
+    assert not count.is_exact
