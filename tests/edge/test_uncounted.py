@@ -9,6 +9,7 @@ import re
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,11 +22,14 @@ from kvgate.core.tenancy import TenantRule
 from kvgate.edge.counting.counted import Counted
 from kvgate.edge.counting.off_loop import Job, ThreadCounter
 from kvgate.edge.counting.trust import AGREEMENTS
+from kvgate.edge.counting.uncounted import VALUES_MAX, most_of
+from kvgate.edge.gatekeeper import Gatekeeper
 from kvgate.edge.gateway import Gateway
 from kvgate.edge.observing.telemetry import Telemetry
 from kvgate.edge.relay.finished import Finished
 from kvgate.edge.relay.uncounted import Uncounted
 from kvgate.tokens import CannotCount, PromptCounter, load
+from kvgate.wire.dialects.shape import Conversation
 
 CONTEXT = 8_000
 FACTS = PoolFacts(total_blocks=20_000, block_size=1, context=CONTEXT, safety_fraction=1.0)
@@ -431,6 +435,25 @@ async def test_many_that_come_and_go_at_any_moment_leave_nothing_behind(
         assert run.gateway.counter.trust.why == ""
 
 
+async def test_a_defect_of_ours_after_the_answer_has_begun_leaves_the_engine(
+    engine: Engine, model: Path, counts: Counts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(self: Gatekeeper, key: int, blocks: int) -> None:
+        raise RuntimeError("a defect")
+
+    monkeypatch.setattr(Gatekeeper, "settle", broken)
+    async with running(engine, model, abort_grace=0.3) as run:
+        client = await run.streaming(completion())
+        held = run.reserved
+        with pytest.raises(RuntimeError, match="a defect"):
+            await counts.say(300)
+        await client.closed.wait()
+
+        # Not before the engine has let go: it was left, and has its grace.
+        assert (run.reserved, run.gateway.keeper.lingering) == (held, 1)
+        await until(lambda: run.gateway.pool.open_connections == 0)
+
+
 # --- refused by its bytes
 
 
@@ -551,3 +574,22 @@ async def test_a_short_prompt_is_not_even_looked_at(
             assert (await run.fetch(data)).status == 200
 
     assert looked == []
+
+
+def test_what_takes_long_to_write_out_is_not_written_on_the_loop(tokenizer: PromptCounter) -> None:
+    def most(tools: list[Any] | None = None, arguments: str = "{}", **options: Any) -> object:
+        call = {"type": "function", "function": {"name": "f", "arguments": arguments}}
+        messages = [{"role": "assistant", "content": "x", "tool_calls": [call]}]
+        shape: Any = SimpleNamespace(parts=(Conversation(messages, tools or [], options),))
+        return most_of(tokenizer.proofs, shape)
+
+    def tool(values: int) -> dict[str, Any]:
+        parameters = {"type": "object", "enum": [[number] for number in range(values // 2)]}
+        return {"type": "function", "function": {"name": "f", "parameters": parameters}}
+
+    assert most([tool(30)] * 50, json.dumps({"text": "a, b" * 1_000}))
+    assert most([tool(VALUES_MAX)]) is None
+    assert most([tool(30)] * 200) is None
+    assert most(documents=[{"text": "a"}] * VALUES_MAX) is None
+    for arguments in ("[" * 99_999, " " + "[0]," * VALUES_MAX, '{"a":[' + "{}," * VALUES_MAX):
+        assert most(arguments=arguments) is None

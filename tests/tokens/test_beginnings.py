@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 import tempfile
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -155,3 +157,45 @@ def test_the_bound_of_bytes_holds_for_beginnings(texts: list[str], bound: int) -
 
 def test_a_mark_that_can_begin_within_itself_opens_nothing() -> None:
     assert openers(("<|a|>", "aXa", "|||", " <b>", "<b> ")) == ("<|a|>",)
+
+
+def test_nor_what_it_counted_while_another_thread_dropped_it() -> None:
+    def count(text: str) -> int:
+        counts._count = len  # as `_rechecked` does there
+        counts.cache.clear()
+        return len(text) - 1
+
+    counts = PieceCounts(len, Accelerator("wrong", count), MARKS, 1 << 20, 10**9)
+    counts.of_text("late")
+
+    assert counts.of_text("late") == 4
+
+
+class Shared(dict[tuple[int, ...], tuple[list[str], int, int]]):
+    """Whatever one thread has seen in it, another takes before anything is done about it."""
+
+    beginnings: Beginnings
+
+    def get(self, key: tuple[int, ...], default: Any = None) -> Any:
+        found = super().get(key, default)
+        if self.pop(key, None) is not None:
+            self.beginnings._young_bytes -= found[2]
+        return found
+
+
+def test_threads_that_meet_lose_no_bytes() -> None:
+    beginnings = Beginnings(100_000)
+    beginnings._young = young = Shared()
+    young.beginnings = beginnings
+    pieces = ["aa", "bb", "tail"]
+    for _ in range(5):
+        beginnings.put(pieces, 2, 7, "".join(pieces))
+        assert beginnings.bytes_held == sum(size for _, _, size in young.values()) > 0
+
+
+def test_short_pieces_of_any_letters_are_within_what_is_counted_for_them() -> None:
+    beginnings = Beginnings(1 << 20)
+    pieces = [chr(0x4E00 + number) for number in range(1_000)]
+    beginnings.put(pieces, 1_000, 1_000, "".join(pieces))
+
+    assert sys.getsizeof(pieces[:1_000]) + sum(map(sys.getsizeof, pieces)) <= beginnings.bytes_held

@@ -153,3 +153,43 @@ def test_a_tokenizer_that_may_drop_letters_proves_nothing() -> None:
         {"model": whole},
     ):
         assert words_of(small(**changes), 1) is None, changes
+
+
+def saved(folder: Path, tokenizer: Tokenizer) -> PromptCounter:
+    tokenizer.save(str(write_model(folder) / "tokenizer.json"))
+    return PromptCounter(load_files(folder), accelerators=())
+
+
+def falling_back_to_bytes(added: str) -> Tokenizer:
+    """With a mark put before what stands between two added tokens."""
+    vocabulary = {f"<0x{byte:02X}>": byte for byte in range(256)} | {"▁": 256}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[], byte_fallback=True))
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    tokenizer.add_tokens([AddedToken(added, normalized=False)])
+    return tokenizer
+
+
+def test_what_is_put_before_each_piece_counts_in_the_bound(tmp_path: Path) -> None:
+    spaced = small(
+        pre_tokenizer=pre_tokenizers.Sequence(
+            [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=True)]
+        )
+    )
+    before = small(pre_tokenizer=pre_tokenizers.ByteLevel(add_prefix_space=True))
+    for number, (tokenizer, text, is_bounded) in enumerate(
+        [
+            (falling_back_to_bytes("\n"), "\n\x01" * 100, False),
+            (falling_back_to_bytes("<s>"), "<s>\x01" * 100, True),
+            (spaced, "1" * 100, False),
+            (before, "1" * 100, True),
+        ]
+    ):
+        (tmp_path / str(number)).mkdir()
+        counter = saved(tmp_path / str(number), tokenizer)
+        most, tokens = counter.proofs.most(text), counter.count_text(text).prompt_tokens
+        if is_bounded:
+            assert most is not None
+            assert most >= tokens
+        else:
+            assert tokens > len(text) * 1.4
+            assert most is None

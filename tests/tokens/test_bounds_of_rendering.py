@@ -117,3 +117,13 @@ def test_deeply_nested_data_is_refused_and_not_fatal() -> None:
 
     with pytest.raises(TemplateRefused):
         render("{{ tools | tojson }}", tools=[tool])
+
+
+def test_turns_of_a_recursive_loop_are_counted() -> None:
+    source = (
+        "{% for a in [0] recursive %}{% if loop.depth < 3 %}{{ loop(range(1000)) }}{% endif %}{% endfor %}"
+    )
+
+    with pytest.raises(TemplateRefused, match="steps"):
+        render(source)
+    assert render(source.replace("1000", "10").replace("endif", "else %}.{% endif")) == "." * 100

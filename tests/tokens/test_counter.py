@@ -202,3 +202,25 @@ def test_an_image_needs_a_rule_or_a_stated_bound(model: Path) -> None:
 def test_large_bodies_are_named_as_long(counter: PromptCounter) -> None:
     assert not counter.is_long(500)
     assert counter.is_long(1_000_000)
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        "{% filter e %}{{ message.content }}{% endfilter %}",
+        "{% filter safe %}{{ message.content }}{% endfilter %}",
+        "{% autoescape true %}{{ message.content }}{% endautoescape %}",
+        "{% macro f() %}{{ caller() }}{% endmacro %}{% call f() %}{{ message.content }}{% endcall %}",
+    ],
+)
+def test_markup_among_what_a_template_writes_changes_no_count(tmp_path: Path, written: str) -> None:
+    template = "{% for message in messages %}" + written + "<|im_end|>\n& <b>{% endfor %}"
+    files = load_files(write_model(tmp_path, template))
+    counter = PromptCounter(files, accelerators=())
+    body = {"messages": [{"role": "user", "content": "a < b & c"}] * 3}
+    assert files.template is not None
+    text = files.template.render(body).text
+
+    assert counter.count_chat(body).prompt_tokens == len(
+        files.reference.encode(text, add_special_tokens=False)
+    )

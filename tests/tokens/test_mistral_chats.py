@@ -185,3 +185,9 @@ def test_many_short_messages_are_counted_off_the_loop(
     monkeypatch.setattr(PromptCounter, "counted_by", "quicktok")
     assert not tekken.is_long(8_192)
     assert tekken.is_long(8_193)
+
+
+@pytest.mark.parametrize("messages", [[], [{"content": "x"}], [5], {}])
+def test_messages_of_an_unexpected_form_are_not_counted(tekken: PromptCounter, messages: Any) -> None:
+    with pytest.raises(CannotCount):
+        tekken.count_chat({"messages": messages})

@@ -13,7 +13,7 @@ import numpy
 import pytest
 import soundfile
 
-from kvgate.tokens.recordings import Base64Bytes, Clip, clip_of
+from kvgate.tokens.recordings import Base64Bytes, Clip, Looks, clip_of
 
 SEED = 7
 SUBTYPES = ("PCM_U8", "PCM_16", "PCM_24", "PCM_32", "FLOAT", "DOUBLE", "ULAW", "ALAW")
@@ -208,3 +208,29 @@ def test_fifty_megabytes_are_looked_through_in_a_moment(raw: bytes) -> None:
     clip_of(big)
 
     assert time.process_time() - began < 2
+
+
+def test_letters_that_some_decoders_leave_out_hide_no_sound() -> None:
+    """Without them, the bytes that we would pass over end thirty bytes later, just before more sound."""
+    head = wav(chunk(b"fmt ", wav_format()))
+    hidden = chunk(b"data", b"\0\0" * 10_000)
+    ours = chunk(b"data", b"\0\0") + b"JUNK" + struct.pack("<I", 12 + len(hidden)) + b"\0" * 12
+    raw = head + chunk(b"LIST", b"\0" * 60 + ours) + hidden
+    encoded = base64.b64encode(raw).decode()
+    broken = encoded[:60] + "!" * 40 + encoded[60:]
+    decoded, _ = soundfile.read(io.BytesIO(base64.b64decode(broken)))
+
+    assert len(decoded) == 10_000
+    assert clip_of(part(broken)) is None
+    assert clip_of(part(encoded)) == Clip(10_000, 16_000, True)
+
+
+def test_all_recordings_of_a_request_are_looked_through_in_a_moment() -> None:
+    marks = b"fLaC\x80\0\0\x22" + b"\x10" * 34 + b"\xff\xf8\x19\0\0\0" * 25_000
+    one, looks = part(marks, "flac"), Looks()
+    began = time.process_time()
+    clips = [clip_of(one, looks) for _ in range(200)]
+
+    assert clips[0] is not None
+    assert clips[1:] == [None] * 199
+    assert time.process_time() - began < 1

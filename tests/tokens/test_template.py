@@ -192,3 +192,22 @@ def test_messages_of_an_unexpected_form_are_not_counted(messages: list[Any]) -> 
 def test_a_template_that_does_not_compile_is_named_when_it_is_loaded() -> None:
     with pytest.raises(BadTokenizer, match="does not compile"):
         render("{% if %}")
+
+
+@pytest.mark.parametrize(
+    "source", ["{{ messages[0] | tojson }}", "{{ messages[0].content }}{{ messages[0] }}"]
+)
+def test_a_message_that_is_written_whole_begins_with_its_role(source: str) -> None:
+    seen = [
+        render(source, [message])
+        for message in ({"role": "user", "content": "a"}, {"content": "a", "role": "user"})
+    ]
+
+    assert seen[0] == seen[1]
+
+
+def test_arguments_that_no_parser_takes_are_not_counted() -> None:
+    call = {"type": "function", "function": {"name": "f", "arguments": "[" * 100_000}}
+
+    with pytest.raises(CannotCount):
+        render(PLAIN, [{"role": "assistant", "content": None, "tool_calls": [call]}])

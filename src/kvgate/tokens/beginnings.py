@@ -13,7 +13,7 @@ from kvgate.tokens.cache import CountCache
 
 # A list of pieces, its place in the table, and each of its strings beyond the characters, on CPython.
 ENTRY_BYTES = 400
-PIECE_BYTES = 72
+PIECE_BYTES = 88
 # Of all that is remembered about prompts, this part is for the beginnings of chats.
 SHARE = 4
 
@@ -40,8 +40,10 @@ class Beginnings:
         found = self._young.get(key) or self._old.get(key)
         if found is None or found[0] != pieces[:end]:
             return None
-        if self._young.pop(key, None) is not None:
-            self._young_bytes -= found[2]
+        # Another thread may have taken it, or put another one there.
+        taken = self._young.pop(key, None)
+        if taken is not None:
+            self._young_bytes -= taken[2]
         return found[1]
 
     def put(self, pieces: list[str], end: int, tokens: int, text: str) -> None:
@@ -54,7 +56,7 @@ class Beginnings:
             self._old, self._young = self._young, {}
             self._old_bytes, self._young_bytes = self._young_bytes, 0
         key = _key(pieces, end)
-        before = self._young.get(key)
+        before = self._young.pop(key, None)
         self._young[key] = pieces[:end], tokens, size
         self._young_bytes += size - (before[2] if before else 0)
 

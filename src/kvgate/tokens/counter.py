@@ -22,7 +22,7 @@ from kvgate.tokens.loader import ModelFiles
 from kvgate.tokens.mistral import count_mistral, mistral_chats
 from kvgate.tokens.parts import split_parts
 from kvgate.tokens.pieces import PieceCounts, counts_add_up
-from kvgate.tokens.recordings import clip_of
+from kvgate.tokens.recordings import Looks, clip_of
 from kvgate.tokens.records import CannotCount, Count, Dropped, Part
 from kvgate.tokens.separators import separators
 from kvgate.tokens.template import Rendered
@@ -187,14 +187,14 @@ class PromptCounter:
 
     def _audio(self, rendered: Rendered) -> tuple[int, bool]:
         """Tokens that the recordings add to their placeholders, and whether that is exact."""
-        rule, total, is_exact = self._files.audio_rule, 0, True
+        rule, total, is_exact, looks = self._files.audio_rule, 0, True, Looks()
         for part in rendered.audio:
             if rule is None:
                 raise CannotCount(
                     "the tokens of a recording are not known for this model: put its config.json and "
                     "preprocessor_config.json beside the tokenizer"
                 )
-            one = rule.tokens(clip_of(part))
+            one = rule.tokens(clip_of(part, looks))
             if one is None:
                 raise CannotCount(
                     "the length of a recording is not to be seen: send WAV or FLAC in 'input_audio' or in "

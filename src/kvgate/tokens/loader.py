@@ -218,9 +218,31 @@ def _bounds(reference: Tokenizer, growth: int | None) -> Bounds | None:
     by_bytes = b"ByteLevel" in (
         reference.pre_tokenizer.__getstate__() if reference.pre_tokenizer else b""
     ) or getattr(reference.model, "byte_fallback", False)
-    if growth is None or not by_bytes:
+    if growth is None or not by_bytes or _may_add_to_each_byte(reference):
         return None
     return Bounds(max(len(token.encode()) for token in reference.get_vocab()), growth)
+
+
+def _may_add_to_each_byte(reference: Tokenizer) -> bool:
+    """Whether a text may have more tokens than bytes because something is put before each piece of it.
+
+    A piece is what stands between two added tokens, which make up for it if they have two bytes or more.
+    """
+    normalizer, pre = _state(reference.normalizer), _state(reference.pre_tokenizer)
+    steps = pre.get("pretokenizers", [pre])
+    adding = [
+        number
+        for number, step in enumerate(steps)
+        if step.get("add_prefix_space") or step.get("prepend_scheme") == "always"
+    ]
+    if any(adding):
+        return True  # behind another step, which makes pieces of any size
+    if not adding and all(
+        step.get("type") != "Prepend" for step in normalizer.get("normalizers", [normalizer])
+    ):
+        return False
+    added = reference.get_added_tokens_decoder().values()
+    return any(len(token.content.encode()) < 2 for token in added)
 
 
 def _replaces(normalizer: dict[str, Any]) -> bool:

@@ -8,6 +8,7 @@ changed. Kept in step with vLLM's chat rendering (0.32).
 from __future__ import annotations
 
 import json
+from collections import Counter as Tally
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -58,6 +59,8 @@ def template_messages(messages: list[Any], wrap_parts: bool, audio_written: str 
             # Most are so; a template cannot change them.
             if wrap_parts:
                 message = {"role": message["role"], "content": [{"type": "text", "text": content}]}
+            elif next(iter(message)) != "role":
+                message = {"role": message["role"], "content": content}  # it may be written out whole
             seen.append(message)
         else:
             made = _message(message, wrap_parts, chat, audio_written)
@@ -123,9 +126,7 @@ def _content(role: str, content: Any, wrap_parts: bool, chat: Chat, audio_writte
     if not written:
         return joined
     # What the client has written out itself is not put before the text again.
-    missing = [
-        mark for mark in dict.fromkeys(written) for _ in range(written.count(mark) - joined.count(mark))
-    ]
+    missing = [mark for mark, times in Tally(written).items() for _ in range(times - joined.count(mark))]
     return "\n".join([*missing, joined] if joined else missing)
 
 

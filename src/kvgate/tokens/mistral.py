@@ -85,6 +85,8 @@ def count_mistral(chats: MistralChats | None, fields: dict[str, Any], with_parts
         return Count(tokens, "tokenizer", True, chats.parts(fields, tokens) if with_parts else ())
     except (UnicodeError, TypeError):
         raise CannotCount("the text holds half of a surrogate pair") from None
+    except (LookupError, AttributeError) as error:
+        raise CannotCount(f"'messages' has an unexpected form: {error!r}") from None
 
 
 class MistralChats:

@@ -132,8 +132,9 @@ class PieceCounts:
         known = self.cache.get(key)
         if known is not None:
             return known
-        count = self._counted(text)
-        self.cache.put(key, count)
+        by, count = self._count, self._counted(text)
+        if by is self._count:
+            self.cache.put(key, count)
         return count
 
     def _counted(self, text: str) -> int:

@@ -11,15 +11,19 @@ from __future__ import annotations
 import base64
 import binascii
 import re
+import string
 import struct
 from dataclasses import dataclass
 from typing import Any
 
 _MAX_CHUNKS = 64
 # Ten minutes of FLAC have 6,500 frames, but a body could be nothing else than what looks like one.
-_MAX_FLAC_MARKS = 30_000
+MAX_FLAC_MARKS = 30_000
 _FLAC_MARK = re.compile(rb"\xff[\xf8\xf9]")
 _FORMAT = re.compile(r"[A-Za-z0-9.+-]*")
+_BASE64 = (string.ascii_letters + string.digits + "+/").encode()
+# Letters that are checked at once: a millisecond.
+_STRETCH = 1 << 20
 # Beside these, decoders know chunks that change what is decoded.
 _HARMLESS = frozenset(
     (
@@ -52,8 +56,18 @@ class Clip:
     is_exact: bool
 
 
-def clip_of(part: dict[str, Any]) -> Clip | None:
-    """The recording of an `input_audio` or `audio_url` part; None where its length is not to be seen."""
+@dataclass(slots=True)
+class Looks:
+    """How many places that may begin a frame of FLAC are still looked at in all recordings of a request."""
+
+    left: int = MAX_FLAC_MARKS
+
+
+def clip_of(part: dict[str, Any], looks: Looks | None = None) -> Clip | None:
+    """The recording of an `input_audio` or `audio_url` part; None where its length is not to be seen.
+
+    `looks`: what is shared with the other recordings of the request; None: this is the only one.
+    """
     # By its id the engine may know another recording than the one that is sent.
     encoded = None if part.get("uuid") is not None else _encoded(part)
     if encoded is None:
@@ -63,7 +77,7 @@ def clip_of(part: dict[str, Any]) -> Clip | None:
         head = data.at(0, 12)
         if head[:4] == b"RIFF" and head[8:] == b"WAVE":
             return _wav(data)
-        return _flac(data.at(0, data.size)) if head[:4] == b"fLaC" else None
+        return _flac(data.at(0, data.size), looks or Looks()) if head[:4] == b"fLaC" else None
     except (binascii.Error, ValueError, struct.error, IndexError):
         return None
 
@@ -74,8 +88,14 @@ class Base64Bytes:
     def __init__(self, encoded: str) -> None:
         if len(encoded) % 4:
             raise ValueError("base64 comes in groups of four letters")
+        padding = encoded[-2:].count("=")
+        end = len(encoded) - padding
+        for at in range(0, end, _STRETCH):
+            # Some decoders leave out what is no letter, and find everything behind it elsewhere.
+            if encoded[at : min(at + _STRETCH, end)].encode("ascii").translate(None, _BASE64):
+                raise ValueError("base64 has other letters")
         self._encoded = encoded
-        self.size = len(encoded) // 4 * 3 - encoded[-2:].count("=")
+        self.size = len(encoded) // 4 * 3 - padding
 
     def at(self, begin: int, end: int) -> bytes:
         """The bytes from `begin` to `end`, fewer where they end sooner."""
@@ -141,7 +161,7 @@ def _wav_format(raw: bytes) -> tuple[int, int] | None:
     return rate, width
 
 
-def _flac(raw: bytes) -> Clip | None:
+def _flac(raw: bytes, looks: Looks) -> Clip | None:
     at, rate, total = 4, 0, 0
     for index in range(_MAX_CHUNKS):
         kind, size = raw[at], int.from_bytes(raw[at + 1 : at + 4], "big")
@@ -155,17 +175,18 @@ def _flac(raw: bytes) -> Clip | None:
             break
     else:
         return None
-    frames = _flac_frames(raw, at, rate) if rate and at < len(raw) else None
+    frames = _flac_frames(raw, at, rate, looks) if rate and at < len(raw) else None
     # Every frame that a decoder accepts is among them, so more than these it cannot make.
     return None if frames is None else Clip(frames, rate, frames == total)
 
 
-def _flac_frames(raw: bytes, at: int, rate: int) -> int | None:
+def _flac_frames(raw: bytes, at: int, rate: int, looks: Looks) -> int | None:
     """Samples of all that looks like a frame from `at` on; None if there is too much, or another rate."""
     samples = 0
-    for looked, mark in enumerate(_FLAC_MARK.finditer(raw, at)):
+    for mark in _FLAC_MARK.finditer(raw, at):
         begin = mark.start()
-        frame = _flac_frame(raw[begin : begin + 16], rate) if looked < _MAX_FLAC_MARKS else None
+        looks.left -= 1
+        frame = _flac_frame(raw[begin : begin + 16], rate) if looks.left >= 0 else None
         if frame is None:
             return None
         samples += frame

@@ -154,6 +154,10 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
             kwargs.pop("_loop_vars", None)
             kwargs.pop("_block_vars", None)
             return obj(*args, **kwargs) if obj is ChatNamespace else obj(context.eval_ctx, *args, **kwargs)
+        if type(obj) is LoopContext:
+            # A recursive loop goes over something of its own.
+            args = tuple(self.turns(context, over) for over in args)
+            kwargs = {name: self.turns(context, over) for name, over in kwargs.items()}
         text = getattr(obj, "__self__", None) if type(obj) is _BUILTIN else None
         if type(text) is str:
             name = obj.__name__
@@ -211,6 +215,9 @@ class ChatProgram:
         """Raises `TemplateError` for what does not compile."""
         self._template: Template = environment.from_string(source)
         self._outer = dict(self._template.globals)
+        # Only these write what a filter or a function returns as it is.
+        raw = (nodes.FilterBlock, nodes.CallBlock, nodes.EvalContextModifier)
+        self._is_plain = not any(environment.parse(source).find_all(raw))
 
     def write(self, values: dict[str, Any]) -> tuple[str, list[str]]:
         """What the template writes, and the pieces in which it does. Raises what it raises."""
@@ -224,6 +231,8 @@ class ChatProgram:
         pieces += taken
         text = "".join(pieces)
         _bounded(len(text))
+        if not self._is_plain and set(map(type, pieces)) != {str}:
+            pieces = [text]  # markup would change what it is added to
         return text, pieces
 
 

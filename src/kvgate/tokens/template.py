@@ -76,7 +76,7 @@ class ChatTemplate:
         one = self._pick(fields, tools)
         try:
             chat = template_messages(fields["messages"], one.wants_parts, self._audio_written)
-        except (KeyError, TypeError, AttributeError) as error:
+        except (KeyError, TypeError, AttributeError, RecursionError) as error:
             raise CannotCount(f"'messages' has an unexpected form: {error!r}") from None
         messages = chat.messages
         if chat.has_developer and not one.knows_developer:

@@ -7,6 +7,8 @@ more. Both take far less time than a count. None: nothing is proven, or to prove
 
 from __future__ import annotations
 
+from typing import Any
+
 from kvgate.edge.counting.counted import Prompts
 from kvgate.edge.counting.local_count import chat_fields
 from kvgate.tokens import CannotCount
@@ -15,6 +17,8 @@ from kvgate.wire.dialects.shape import Conversation, Mixed, Part, RequestShape
 
 # A chat with more pieces is not written out on the loop: each takes about 2 us.
 PIECES_MAX = 1_000
+# Nor one with more values in its tools, their calls and its documents: as JSON each takes up to 1 us.
+VALUES_MAX = 4_000
 # Fields by which some engine cuts a prompt that is too long. What is left of it is not known here.
 _CUTTING = frozenset({"truncate_prompt_tokens", "truncate", "truncation", "truncation_side"})
 
@@ -81,7 +85,7 @@ def _texts(proofs: Proofs, part: Part) -> list[str] | None:
         return [part]
     if isinstance(part, Mixed):
         return [piece for piece in part.pieces if isinstance(piece, str)]
-    if not isinstance(part, Conversation) or part.media or _pieces(part) > PIECES_MAX:
+    if not isinstance(part, Conversation) or part.media or not _is_soon_written(part):
         return None
     try:
         return [proofs.written(chat_fields(part))]
@@ -89,10 +93,32 @@ def _texts(proofs: Proofs, part: Part) -> list[str] | None:
         return None
 
 
-def _pieces(part: Conversation) -> int:
+def _is_soon_written(part: Conversation) -> bool:
+    """Whether a template has little to do with it, apart from long texts."""
     pieces = len(part.messages) + len(part.tools)
+    calls: list[Any] = []
     for message in part.messages:
         for name in ("content", "tool_calls"):
             value = message.get(name)
             pieces += len(value) if isinstance(value, list) else 0
-    return pieces
+        calls.append(message.get("tool_calls"))
+    return (
+        pieces <= PIECES_MAX
+        and _has_few_values([part.tools, part.options])
+        and _has_few_values(calls, reads_text=True)
+    )
+
+
+def _has_few_values(nested: list[Any], *, reads_text: bool = False) -> bool:
+    """Whether few values are written out as JSON. `reads_text`: arguments of calls are JSON themselves."""
+    found = 0
+    while nested and found <= VALUES_MAX:
+        one = nested.pop()
+        if isinstance(one, dict | list):
+            found += len(one)
+            if found <= VALUES_MAX:
+                nested += one.values() if isinstance(one, dict) else one
+        elif reads_text and isinstance(one, str):
+            # No value stands elsewhere than behind one of these.
+            found += sum(map(one.count, ",[{"))
+    return found <= VALUES_MAX
