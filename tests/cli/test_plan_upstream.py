@@ -12,6 +12,7 @@ from click.testing import CliRunner, Result
 from test_doctor import site
 
 from engine_pages import llamacpp, model_list, ollama, pages, sglang, tgi, vllm
+from kvgate.cli.doctor import doctor
 from kvgate.cli.plan import plan
 from kvgate.core.gate import Gate
 from kvgate.core.records import Ask, Granted
@@ -51,6 +52,15 @@ def figures(url: str, *options: str, **more: Any) -> dict[str, Any]:
     assert result.exit_code == 0, result.output
     found: dict[str, Any] = json.loads(result.stdout)
     return found
+
+
+def test_a_variable_that_can_hold_no_key_is_an_error_that_does_not_quote_it() -> None:
+    with site(vllm()) as url:
+        for command, arguments in ((plan, ["--upstream", url]), (doctor, [url])):
+            result = CliRunner().invoke(command, arguments, env={"KVGATE_API_KEY": "schl\u00fcssel\r\nx: 1"})
+            assert result.exit_code == 2, result.output
+            assert "the variable KVGATE_API_KEY: an API key is one word" in " ".join(result.output.split())
+            assert "ssel" not in result.output
 
 
 def admitted(engine: str, served: Mapping[str, Page], shape: tuple[int, int | None], given: Given) -> int:

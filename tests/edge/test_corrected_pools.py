@@ -9,6 +9,7 @@ import asyncio
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +111,18 @@ async def test_ceilings_floors_and_keys_that_no_rule_names_follow_an_engine_that
             await probe(gateway, gateway.engines)
             assert ceilings(gateway) == (half, other)
             assert upstream.gate.line.shares._accounts[stranger].tenant.ceiling == other
+
+
+@pytest.mark.parametrize(("fraction", "usable"), [(0.95, 190), (0.8, 160)])
+async def test_a_reload_gives_another_fraction_to_a_pool_that_was_corrected(
+    fraction: float, usable: int
+) -> None:
+    engine = Fake(pages=small())
+    async with before([engine], **(NOTHING_GIVEN | {"watch_engine_metrics": True})) as gateway:
+        await looked(gateway, engine, 0, 1, 2)
+        gateway.reload(replace(gateway.settings, safety_fraction=fraction))
+        facts = gateway.upstreams[0].facts
+        assert (facts.usable_blocks, facts.most_blocks) == (usable, usable)
 
 
 # --- a foreign client

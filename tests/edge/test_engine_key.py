@@ -18,10 +18,11 @@ from inside import settle
 from engine_pages import llamacpp, model_list, pages, sglang, tgi, vllm
 from kvgate.config import Settings, UpstreamSettings
 from kvgate.edge.gateway import Gateway
+from kvgate.edge.housekeeping import probe
 from kvgate.edge.observing.telemetry import Telemetry
 from kvgate.edge.reload import CannotReload
 from kvgate.edge.upstreams import sizing
-from kvgate.edge.upstreams.access import OPEN, Access, access_of, key_in
+from kvgate.edge.upstreams.access import OPEN, Access, access_of, key_from, key_in
 from kvgate.edge.upstreams.sizing import SizesUnknown
 from kvgate.lab.tiny_gguf import write_tiny_gguf
 from kvgate.wire.engines.found import Page
@@ -227,6 +228,37 @@ async def test_a_key_that_changes_in_its_file_is_used_after_a_reload_and_an_empt
         with pytest.raises(CannotReload, match="must hold the engine's API key"):
             gateway.reload(gateway.settings)
         assert (await fetch(gateway.port, completion())).status == 200
+
+
+async def test_a_key_file_that_is_away_while_the_engine_comes_back_keeps_nobody_out(tmp_path: Path) -> None:
+    """The file is read at the start and with a reload, and at no other moment."""
+    file = tmp_path / "key"
+    file.write_text(SECRET)
+    own = {"upstream_api_key_env": None, "upstream_api_key_file": str(file)}
+    async with guarded(vllm(), SECRET) as engine, before(engine, **own) as gateway:
+        file.unlink()
+        gateway.upstreams[0].was_away = True
+        await probe(gateway, gateway.engines)
+
+        assert (gateway.upstreams[0].is_up, gateway.upstreams[0].was_away) == (True, False)
+        assert (await fetch(gateway.port, completion())).status == 200
+
+
+async def test_a_reload_whose_keys_file_cannot_be_read_changes_nothing() -> None:
+    async with guarded(vllm(), SECRET) as engine, before(engine) as gateway:
+        old = gateway.settings
+        with pytest.raises(CannotReload, match="nowhere: FileNotFoundError"):
+            gateway.reload(replace(old, api_keys="nowhere", max_connections=1, allow_paths=("/x",)))
+        assert gateway.settings is old
+        assert (gateway.keys, gateway.allow_paths) == (None, frozenset())
+        assert (await fetch(gateway.port, completion())).status == 200
+
+
+def test_a_variable_is_read_without_what_stands_around_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    for text, key in ((f"{SECRET}\n", SECRET), (" ", None), ("", None)):
+        monkeypatch.setenv("A_KEY", text)
+        assert key_from("A_KEY") == key
+    assert key_from("NOT_SET_HERE") is None
 
 
 # --- the real one

@@ -156,6 +156,15 @@ def test_the_usual_piece_is_passed_on_as_the_same_object() -> None:
     assert form.piece(extended) == frame(TEXT)
 
 
+def test_a_line_end_in_place_of_a_chunk_is_never_usual_whatever_its_size() -> None:
+    """Sizes that no chunk has, such as 21 bytes, are not known by what else a piece may begin with."""
+    form = reply()
+    form.piece(b"")
+    for size in range(3, 2000):
+        assert not form.is_usual((b"\n" + b"x" * (size - 4) + b"\n\r\n")[-size:])
+        assert not form.is_usual(b"\n" * (size - 2) + b"\r\n")
+
+
 def test_a_begun_line_is_held_back_and_the_next_pieces_are_usual_again() -> None:
     form = reply()
     assert form.piece(b"").startswith(b"HTTP/1.1 200 OK\r\n")

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import sys
 from dataclasses import replace
 from typing import Any, BinaryIO
@@ -23,7 +22,7 @@ from kvgate.cli.doctor_view import Report, as_plain, show
 from kvgate.core.geometry import Serving
 from kvgate.edge.relay.pool import EnginePool, EngineUnavailable
 from kvgate.edge.tls import engine_context
-from kvgate.edge.upstreams.access import Access
+from kvgate.edge.upstreams.access import Access, key_from
 from kvgate.edge.upstreams.discovery import Finding, Found, Given, Level, discover, pool_fetch
 from kvgate.wire.engines.known import ENGINES
 from kvgate.wire.engines.readers import READERS
@@ -81,7 +80,10 @@ def doctor(
     given = Given(**sizes, model_config=_config(model_config))
     if model_config is not None:
         given = replace(given, serving=Serving(tp=tensor_parallel, max_batched_tokens=max_batched_tokens))
-    key = os.environ.get(api_key_env) or None
+    try:
+        key = key_from(api_key_env)
+    except ValueError as wrong:
+        raise click.UsageError(str(wrong)) from None
     report = asyncio.run(examine(url, engine, given, key, upstream_ca, admin))
     if as_json:
         click.echo(json.dumps(as_plain(report), indent=2))
@@ -130,7 +132,8 @@ async def _open_door(pool: EnginePool, found: Found) -> list[Finding]:
             "no_api_key",
             Level.NOTE if is_local else Level.WARNING,
             "the engine answers without an API key: whoever reaches its address passes by kvgate",
-            "start it with --api-key and give the key to kvgate's clients only, or let only kvgate reach it",
+            "start it with --api-key and give the key to kvgate only (--upstream-api-key-env NAME), or let "
+            "only kvgate reach it",
         )
     ]
 
@@ -161,7 +164,8 @@ async def _foreign(loop: asyncio.AbstractEventLoop, found: Found, admin: str | N
             "foreign_load",
             Level.UNSAFE,
             f"{running} sequences run or wait at the engine and kvgate has sent {ours}: others pass by it",
-            "send them through kvgate, or give the engine an API key that only kvgate's clients have",
+            "send them through kvgate, or give the engine an API key that only kvgate has "
+            "(--upstream-api-key-env NAME)",
         )
     ]
 

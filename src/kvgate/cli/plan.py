@@ -7,7 +7,6 @@ engine; nothing runs, and nobody else is asked. What cannot be told is named, wi
 from __future__ import annotations
 
 import json
-import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -31,6 +30,7 @@ from kvgate.cli.plan_view import show
 from kvgate.core.geometry import KV_DTYPES, Serving, UnknownGeometry, from_config
 from kvgate.core.geometry.capacity import Capacity, Hardware, capacity
 from kvgate.core.geometry.layers import ModelGeometry
+from kvgate.edge.upstreams.access import key_from
 from kvgate.edge.upstreams.discovery import Given
 from kvgate.wire.engines.known import ENGINES
 
@@ -143,7 +143,7 @@ def plan(
                 upstream,
                 options["engine"],
                 _given(options, config, serving, safety_fraction),
-                os.environ.get(options["api_key_env"]) or None,
+                _key(options["api_key_env"]),
                 options["upstream_ca"],
             )
             figures |= engine_figures(upstream, engine, shapes, safety_fraction)
@@ -165,6 +165,13 @@ def plan(
         show(Console(highlight=False, width=None if sys.stdout.isatty() else 120), figures)
     if figures.get("unknown"):
         sys.exit(UNKNOWN)
+
+
+def _key(variable: str) -> str | None:
+    try:
+        return key_from(variable)
+    except ValueError as wrong:
+        raise click.UsageError(str(wrong)) from None
 
 
 def _pool_of(

@@ -201,12 +201,15 @@ class Forecast:
                 return max(0.0, end - now)
         return float("inf")
 
-    def slot(self, blocks: int, short: int, now: Seconds, draw: float) -> Seconds:
+    def slot(self, blocks: int, short: int | None, now: Seconds, draw: float) -> Seconds:
         """Seconds after which a refused client that needs `blocks` should come back.
 
-        `short`: blocks missing now. `draw` in [0, 1) adds up to half of the time that the client's
-        own blocks take to come free, so the answer is never earlier than the forecast.
+        `short`: blocks missing now; None where nothing that ends makes room, because too much of the pool
+        is held back. `draw` in [0, 1) adds up to half of the time that the client's own blocks take to come
+        free, so the answer is never earlier than the forecast.
         """
+        if short is None:
+            return RETRY_MAX * (0.75 + 0.25 * draw)
         start = self._gap(short, now)
         wait = start + draw * max(blocks * self._seconds_per_block(now) / 2, 0.25)
         if wait < RETRY_MAX:

@@ -182,23 +182,18 @@ class Gate:
 
     def _is_let_by(self, passed: Sequence[Waiter], ask: Ask) -> bool:
         """Whether those whom a newcomer would pass have been passed seldom enough."""
+        line, usable = self.line, self.ledger.facts.usable_blocks
         return not passed or (
-            all(waiter.passes < self.line.passes_max for waiter in passed)
-            and self.line.shares.is_near(ask.tenant)
+            all(line.may_be_passed(waiter, usable) for waiter in passed) and line.shares.is_near(ask.tenant)
         )
 
     def _passed_by(self, ask: Ask, since: Seconds) -> list[Waiter]:
         """Whom a newcomer would pass: the first of its own tenant, which may wait for a ceiling, and the
         head of the line, unless it has the right of way before that."""
-        shares = self.line.shares
-        own = shares.first_of(ask.tenant)
+        shares, usable = self.line.shares, self.ledger.facts.usable_blocks
+        own, head = shares.first_of(ask.tenant), shares.head(usable)
         passed = [own] if own is not None and own.place <= since else []
-        head = shares.head(self.ledger.facts.usable_blocks)
-        if (
-            head is not None
-            and head is not own
-            and not shares.outranks(ask.tenant, head, self.ledger.facts.usable_blocks)
-        ):
+        if head is not None and head is not own and not shares.outranks(ask.tenant, head, usable):
             passed.append(head)
         return passed
 
@@ -214,6 +209,7 @@ class Gate:
             favoured is None
             or since <= favoured.since
             or favoured.passes < self.places.passes_max
+            or favoured.blocks > self.ledger.facts.usable_blocks  # for now, nothing makes room for it
             or self.ledger.fits(blocks + favoured.blocks, seqs + favoured.seqs)
             # Room that will be back before the absent one is does not have to lie idle.
             or now + self.forecast.expected_life(priced.output_cap, tenant.name) <= favoured.due
@@ -227,7 +223,7 @@ class Gate:
     def _wait_for(self, ask: Ask, blocks: int, now: Seconds) -> Seconds:
         """When a newcomer would probably get in from the line."""
         before = self.line.shares.blocks_before(ask.tenant)
-        return self.forecast.room_in(int(before) + blocks - self.ledger.free_blocks, now)
+        return self.forecast.room_in(int(before) + blocks - self.ledger.headroom, now)
 
     def _grant(
         self, key: Key, ask: Ask, priced: Price, charge: Charge, since: Seconds, joined: Seconds, now: Seconds
@@ -251,7 +247,7 @@ class Gate:
         while line and (head := line.shares.head(usable)) is not None:
             w: Waiter | None = head
             if not self._waiter_may_go(head, now):
-                w = self._one_that_fits(head, usable, now) if head.passes < line.passes_max else None
+                w = self._one_that_fits(head, usable, now) if line.may_be_passed(head, usable) else None
                 if w is None:
                     break
                 head.passes += 1
@@ -281,7 +277,8 @@ class Gate:
         if not reason.is_busy:
             return refused
         needed = -(-refused.needed_tokens // self.ledger.facts.block_size)
-        short = max(1, needed - self.ledger.free_blocks + self.line.blocks)
+        is_possible = refused.needed_tokens <= refused.usable_tokens  # while so much is held back
+        short = max(1, needed - self.ledger.headroom + self.line.blocks) if is_possible else None
         wait = self.forecast.slot(needed, short, now, ask.draw)
         if ask.identity:
             since, tries, passes = (place.since, place.tries + 1, place.passes) if place else (now, 0, 0)

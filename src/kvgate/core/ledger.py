@@ -55,8 +55,13 @@ class Ledger:
         return max(self.facts.usable_blocks, self.reserved_blocks)
 
     @property
+    def headroom(self) -> int:
+        """Usable - reserved: below 0 while more is held than is usable."""
+        return self.facts.usable_blocks - self.reserved_blocks
+
+    @property
     def free_blocks(self) -> int:
-        """Headroom: usable - reserved, and 0 while more is held than is usable."""
+        """Headroom, and 0 while more is held than is usable."""
         return max(0, self.facts.usable_blocks - self.reserved_blocks)
 
     @property

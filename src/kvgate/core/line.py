@@ -1,9 +1,10 @@
 """Who waits for room, bounded in number, in blocks and in time.
 
 The order is `shares`'s. The head of the line gets every block that comes free, except that later ones
-which fit in the gap may pass it `passes_max` times. After that nobody passes it: it is let in as soon
-as enough of what is live has ended. So a large request waits, once it is the head of its class, at
-most for `passes_max` others of its class and for all that was live then.
+which fit in the gap may pass it `passes_max` times. After that nobody passes it (unless it needs more
+than is usable at the time): it is let in as soon as enough of what is live has ended. So a large
+request waits, once it is the head of its class, at most for `passes_max` others of its class and for
+all that was live then.
 
 Joining, leaving and looking cost O(log waiting), and a few steps more to fill a gap.
 """
@@ -64,6 +65,11 @@ class Line:
         return len(account.waiting) < int(self.limit * share) and (
             self.blocks_limit is None or account.blocks + blocks <= self.blocks_limit * share
         )
+
+    def may_be_passed(self, waiter: Waiter, usable: int) -> bool:
+        """Whether one behind it, or a newcomer, may go first: seldom. But as long as it needs more than is
+        `usable`, nothing that ends makes room for it, and nobody waits for that."""
+        return waiter.passes < self.passes_max or waiter.blocks > usable
 
     def join(self, waiter: Waiter) -> None:
         self._waiters[waiter.key] = waiter

@@ -90,6 +90,7 @@ class Gateway:
 
     def use(self, settings: Settings) -> None:
         """Take over what of `settings` can be changed at any time; `reload.apply` sees to the rest."""
+        self.keys = None if settings.api_keys is None else read_keys(Path(settings.api_keys))
         self.settings = settings
         self.allow_paths = frozenset(path.encode("utf-8") for path in settings.allow_paths)
         header = settings.sticky_header
@@ -97,9 +98,9 @@ class Gateway:
         wanted = settings.max_connections
         self.connections_max = wanted if self._carried is None else min(wanted, self._carried)
         self.bodies.limit = settings.body_memory
-        self.keys = None if settings.api_keys is None else read_keys(Path(settings.api_keys))
         for upstream in self.upstreams:
             upstream.use(settings, self.keys)
+            upstream.read_key(settings)
         if self._listener is not None:
             self._listener.watch(settings.client_idle_timeout)
 

@@ -117,7 +117,9 @@ def _sizes(gateway: Gateway, settings: Settings) -> dict[Upstream, PoolFacts]:
         is_told = upstream.found_name is not None or sizes["total_blocks"] is None
         told: dict[str, Any] = {k: v for k, v in sizes.items() if v is not None or not is_told}
         try:
-            facts = replace(upstream.facts, safety_fraction=fraction_of(given, settings), **told)
+            fraction = fraction_of(given, settings)
+            # What a correction of the old sizes had left open is looked at anew.
+            facts = replace(upstream.facts, safety_fraction=fraction, most_fraction=None, **told)
         except (Misuse, TypeError) as wrong:
             raise CannotReload(f"the sizes of the engine are not complete: {wrong}") from None
         if upstream.is_sized and facts.usable_blocks < 1:

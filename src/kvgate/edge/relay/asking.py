@@ -221,7 +221,8 @@ class Asking(Uncounted):
 
     def _give_up(self) -> None:
         """A defect of ours must not leave a client hanging or a reservation held."""
-        self._end(Ending.FAILED)
+        self._withdraw()
+        self._end(Ending.FAILED, after=self._leave_engine())
         self._client.break_off(is_visible=False)
 
     def _withdraw(self) -> None:
@@ -243,6 +244,9 @@ class Asking(Uncounted):
         raise NotImplementedError
 
     def _send(self, body: bytes) -> None:
+        raise NotImplementedError
+
+    def _leave_engine(self) -> float:
         raise NotImplementedError
 
     # --- endings

@@ -23,12 +23,13 @@ _SIZES = 1024  # events are small
 
 
 def _header_of_one_chunk(size: int) -> bytes:
-    """The header with which a piece of `size` bytes is one whole chunk; no such header: an LF."""
+    """The header with which a piece of `size` bytes is one whole chunk. Where there is none: more bytes
+    than the piece has, with which it cannot begin."""
     for digits in range(1, 4):
         content = size - digits - 4
         if content > 0 and len(b"%x" % content) == digits:
             return b"%x\r\n" % content
-    return b"\n"
+    return b"\n" * (size + 1)
 
 
 # Looked up, because to read the number takes twice as long.

@@ -98,6 +98,13 @@ def access_of(given: Source, settings: Settings, environment: Mapping[str, str] 
     return Access(key, replaces=replaces)
 
 
+def key_from(variable: str) -> str | None:
+    """The key in an environment variable; None where it holds nothing. Raises `ValueError` for what can be
+    no key, without quoting it."""
+    text = os.environ.get(variable, "")
+    return _checked(text, f"the variable {variable}") if text.strip() else None
+
+
 def _checked(text: str, where: str) -> str:
     key = text.strip()
     if not key:

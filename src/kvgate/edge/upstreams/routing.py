@@ -224,4 +224,4 @@ def _wait(upstream: Upstream, ask: Ask, now: Seconds) -> tuple[Seconds, float]:
         # The answer names the largest size that could be had.
         return math.inf, -facts.usable_blocks * facts.block_size
     before = int(gate.line.shares.blocks_before(ask.tenant))
-    return gate.forecast.room_in(before + priced.blocks - gate.ledger.free_blocks, now), full
+    return gate.forecast.room_in(before + priced.blocks - gate.ledger.headroom, now), full

@@ -128,8 +128,12 @@ class Upstream:
         line.blocks_limit = None if tokens is None else -(-tokens // self.facts.block_size)
         if hasattr(self, "pool"):
             self.pool.connect_timeout = settings.connect_timeout
-            self.pool.access = access_of(self.given, settings)
             self.counter.timeout = settings.count_timeout
+
+    def read_key(self, settings: Settings) -> None:
+        """Read the engine's API key anew. Raises `ValueError`."""
+        if hasattr(self, "pool"):
+            self.pool.access = access_of(self.given, settings)
 
     def resize(self, facts: PoolFacts) -> None:
         """Its sizes are these from now on, and ceilings that are shares of them follow. What is held stays
