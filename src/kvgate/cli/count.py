@@ -36,7 +36,8 @@ class NotCounted(click.ClickException):
     envvar="KVGATE_TOKENIZER",
     show_envvar=True,
     metavar="DIR",
-    help="The model's directory, with tokenizer.json and tokenizer_config.json.",
+    help="The model's directory, with tokenizer.json, a SentencePiece model or Mistral's tekken.json, and "
+    "tokenizer_config.json.",
 )
 @click.option("--path", metavar="PATH", help="The path it would be sent to. [default: by the fields it has]")
 @click.option(

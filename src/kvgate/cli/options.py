@@ -56,7 +56,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("upstream-api-key-env", ("upstream_api_key_env",), click.STRING, _ADDRESSES,
            "Environment variable with the API key that the engine asks for.", "NAME"),
     Option("upstream-api-key-file", ("upstream_api_key_file",), FILE, _ADDRESSES,
-           "File with that key.", "FILE"),
+           "Or a file with that key; read again with a reload.", "FILE"),
     Option("replace-client-keys", ("replace_client_keys",), click.BOOL, _ADDRESSES,
            "Send the engine its key instead of what clients send; unset: only with --api-keys.", "BOOLEAN"),
     Option("engine", ("engine",), ENGINES, _ENGINE, "What runs at --upstream; unset: it is asked."),
@@ -80,8 +80,8 @@ OPTIONS: tuple[Option, ...] = (
            "Compare the books with the engine's own figures, and reserve less where it shows that it has "
            "less.", "BOOLEAN"),
     Option("tokenizer", ("tokenizer",), DIRECTORY, _ENGINE,
-           "The model's directory, with tokenizer.json: prompts are counted here, in microseconds; unset: "
-           "the engine is asked.", "DIR"),
+           "The model's directory, with tokenizer.json, a SentencePiece model or tekken.json: prompts are "
+           "counted here, in microseconds; unset: the engine is asked.", "DIR"),
     Option("embedded-cells", ("embedded_cells",), COUNT, _EMBEDDED, "KV cells, one a token.", "N"),
     Option("embedded-slots", ("embedded_slots",), COUNT, _EMBEDDED, "Sequences at once.", "N"),
     Option("embedded-context", ("embedded_context",), COUNT, _EMBEDDED, "Tokens a sequence may reach.", "N"),
@@ -131,7 +131,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("connect-timeout", ("connect_timeout",), TIMEOUT, _LIMITS,
            "Seconds to connect to the engine.", "S"),
     Option("count-timeout", ("count_timeout",), TIMEOUT, _LIMITS,
-           "Seconds for the engine to count a prompt.", "S"),
+           "Seconds for a prompt to be counted, by the engine or here.", "S"),
     Option("engine-idle-timeout", ("engine_idle_timeout",), TIMEOUT, _LIMITS,
            "Seconds of silence, before headers or between bytes, after which an answer has failed.", "S"),
     Option("client-timeout", ("client_timeout",), TIMEOUT, _LIMITS,
