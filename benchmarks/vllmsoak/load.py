@@ -25,9 +25,19 @@ _INDEX = re.compile(r'"index": ?(\d+)')
 BODY: dict[str, Any] = {"model": MODEL, "ignore_eos": True, "temperature": 0, "stream": True}
 
 
+# The client's own clock of itself: what is late here is not the engine's doing.
+OWN_TICK = 0.01
+STALL = 0.1
+SHOWN = 20
+
+
 @dataclass
 class Tally:
-    """What one load of so many seconds came to. Gaps and stalls in seconds."""
+    """What one load of so many seconds came to. Gaps and stalls in seconds.
+
+    `stalled_at`: the seconds of the load in which streams stalled longest, how many did and how long the
+    longest of them took; `own_lag`: the longest delay of this client itself.
+    """
 
     how: str
     seconds: float
@@ -39,6 +49,8 @@ class Tally:
     cancelled: int
     refused: int
     failed: int
+    own_lag: float
+    stalled_at: dict[int, tuple[int, float]]
 
 
 class Load:
@@ -51,17 +63,22 @@ class Load:
         self.seed = seed
         self.finished = self.cancelled = self.refused = self.failed = 0
         self.gaps: list[float] = []
+        self.stalled_at: dict[int, tuple[int, float]] = {}
+        self.own_lag = 0.0
+        self._started = 0.0
 
     async def run(
         self, seconds: float, between: Callable[[], None] | None = None, warm_up: float = 0.0
     ) -> None:
         """Load for `warm_up` and then `seconds` seconds; `between` is called in a thread between them."""
         limits = httpx.Limits(max_connections=None)
+        self._started = time.monotonic()
         async with httpx.AsyncClient(base_url=self.url, timeout=None, limits=limits) as client:
             tasks = [
                 asyncio.create_task(self._client(client, random.Random(self.seed * 1000 + number)))
                 for number in range(self.clients)
             ]
+            tasks.append(asyncio.create_task(self._watch_itself()))
             await asyncio.sleep(warm_up)
             if between is not None:
                 await asyncio.to_thread(between)
@@ -69,6 +86,19 @@ class Load:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _watch_itself(self) -> None:
+        while True:
+            before = time.monotonic()
+            await asyncio.sleep(OWN_TICK)
+            self.own_lag = max(self.own_lag, time.monotonic() - before - OWN_TICK)
+
+    def _gap(self, seconds: float, now: float) -> None:
+        self.gaps.append(seconds)
+        if seconds > STALL:
+            at = int(now - self._started)
+            streams, longest = self.stalled_at.get(at, (0, 0.0))
+            self.stalled_at[at] = streams + 1, round(max(longest, seconds), 3)
 
     async def _client(self, client: httpx.AsyncClient, dice: random.Random) -> None:
         while True:
@@ -98,7 +128,7 @@ class Load:
                 now = time.monotonic()
                 for choice in _choices(line):
                     if choice in last:
-                        self.gaps.append(now - last[choice])
+                        self._gap(now - last[choice], now)
                     last[choice] = now
                 pieces += 1
                 if leaves_after is not None and pieces >= leaves_after:
@@ -159,10 +189,12 @@ def measured(how: str, engine: str, load: Load, seconds: float, warm_up: float =
         seconds=round(ended - started, 1),
         preemptions=int(metric(engine, PREEMPTIONS) - preempted),
         worst_stall=round(max(load.gaps, default=0.0), 3),
-        stalls_over_100ms=sum(gap > 0.1 for gap in load.gaps),
+        stalls_over_100ms=sum(gap > STALL for gap in load.gaps),
         tokens_per_second=round((tokens - mark[1]) / (ended - mark[0]), 1),
         finished=load.finished,
         cancelled=load.cancelled,
         refused=load.refused,
         failed=load.failed,
+        own_lag=round(load.own_lag, 3),
+        stalled_at=dict(sorted(load.stalled_at.items(), key=lambda at: -at[1][1])[:SHOWN]),
     )
