@@ -29,6 +29,7 @@ from kvgate.wire.engines.found import Page
 
 SECRET, OTHER = "sk-engine-0815", "sk-client-4711"
 CALLERS = f"Authorization: Bearer {OTHER}\r\n"
+OWN = f"Authorization: Bearer {SECRET}\r\n"
 COMPLETIONS = "/v1/completions"
 ALL: dict[str, Mapping[str, Page]] = {
     "vllm": vllm(),
@@ -87,19 +88,13 @@ def test_a_file_with_something_else_is_refused_and_not_quoted(text: str, tmp_pat
     assert "evil" not in str(wrong.value)
 
 
-def test_it_goes_with_a_request_that_has_none_and_replaces_one_only_where_that_is_said() -> None:
+def test_it_goes_with_clients_requests_only_where_that_is_said_and_then_in_place_of_theirs() -> None:
     line = b"authorization: Bearer " + SECRET.encode() + b"\r\n"
     everywhere = frozenset({b"authorization", b"x-api-key", b"api-key"})
-    theirs = [(b"Authorization", b"Bearer " + OTHER.encode())]
 
-    kept, replaced = access(upstream_api_key_env="A"), Access(SECRET, replaces=True)
-    assert kept.towards([(b"host", b"x")]) == (everywhere, line)
-    assert kept.towards([(b"authorization", b"Bearer ")]) == (everywhere, line)
-    for name in (b"Authorization", b"X-Api-Key", b"api-key"):
-        assert kept.towards([(name, b"Bearer k")]) == (frozenset(), b"")
-    assert replaced.towards(theirs) == (everywhere, line)
-    assert OPEN.towards(theirs) == OPEN.towards([]) == (frozenset(), b"")
-    assert key_in(theirs) == OTHER.encode()
+    assert Access(SECRET, replaces=True).towards == (everywhere, line)
+    assert access(upstream_api_key_env="A").towards == OPEN.towards == (frozenset(), b"")
+    assert key_in([(b"Authorization", b"Bearer " + OTHER.encode())]) == OTHER.encode()
 
 
 def test_the_keys_of_clients_are_replaced_where_kvgate_itself_asks_for_them() -> None:
@@ -182,9 +177,10 @@ def completion(headers: str = "") -> bytes:
 @pytest.mark.parametrize(
     ("settings", "headers", "sent"),
     [
-        ({}, "", SECRET),
-        ({}, "Authorization: Bearer \r\n", SECRET),
+        ({}, "", ""),
         ({}, CALLERS, OTHER),
+        ({}, f"Authorization: Bearer {SECRET}\r\n", SECRET),
+        ({"replace_client_keys": True}, "", SECRET),
         ({"replace_client_keys": True}, CALLERS, SECRET),
         ({"replace_client_keys": True}, f"{CALLERS}x-api-key: {OTHER}\r\n", SECRET),
     ],
@@ -198,7 +194,9 @@ async def test_counting_and_generating_go_with_the_same_key(
         assert answer.status == (200 if sent == SECRET else 401)
         asked = engine.posts(b"/tokenize") + engine.posts(COMPLETIONS.encode())
         assert asked
-        assert [keys_in(head) for head in asked] == [[b"Bearer " + sent.encode()]] * len(asked)
+        assert [keys_in(head) for head in asked] == [[b"Bearer " + sent.encode()] if sent else []] * len(
+            asked
+        )
         if sent == SECRET:
             assert not any(OTHER.encode() in head for head in engine.seen)
 
@@ -217,7 +215,7 @@ async def test_a_key_that_changes_in_its_file_is_used_after_a_reload_and_an_empt
 ) -> None:
     file = tmp_path / "key"
     file.write_text(SECRET)
-    own = {"upstream_api_key_env": None, "upstream_api_key_file": str(file)}
+    own = {"upstream_api_key_env": None, "upstream_api_key_file": str(file), "replace_client_keys": True}
     async with guarded(vllm(), SECRET) as engine, before(engine, **own) as gateway:
         engine.key = "sk-rotated"
         assert (await fetch(gateway.port, completion())).status == 401
@@ -234,7 +232,7 @@ async def test_a_key_file_that_is_away_while_the_engine_comes_back_keeps_nobody_
     """The file is read at the start and with a reload, and at no other moment."""
     file = tmp_path / "key"
     file.write_text(SECRET)
-    own = {"upstream_api_key_env": None, "upstream_api_key_file": str(file)}
+    own = {"upstream_api_key_env": None, "upstream_api_key_file": str(file), "replace_client_keys": True}
     async with guarded(vllm(), SECRET) as engine, before(engine, **own) as gateway:
         file.unlink()
         gateway.upstreams[0].was_away = True
@@ -245,7 +243,8 @@ async def test_a_key_file_that_is_away_while_the_engine_comes_back_keeps_nobody_
 
 
 async def test_a_reload_whose_keys_file_cannot_be_read_changes_nothing() -> None:
-    async with guarded(vllm(), SECRET) as engine, before(engine) as gateway:
+    always = {"replace_client_keys": True}
+    async with guarded(vllm(), SECRET) as engine, before(engine, **always) as gateway:
         old = gateway.settings
         with pytest.raises(CannotReload, match="nowhere: FileNotFoundError"):
             gateway.reload(replace(old, api_keys="nowhere", max_connections=1, allow_paths=("/x",)))
@@ -281,7 +280,7 @@ async def test_a_real_llama_cpp_with_a_key_is_found_counted_on_and_used(
             upstream = gateway.upstreams[0]
             assert (upstream.engine.name, upstream.facts.max_seqs) == ("llamacpp", 4)
             assert {each["code"] for each in upstream.warnings} == {"unified_or_split"}
-            answer = await fetch(gateway.port, request(body=body))
+            answer = await fetch(gateway.port, request(body=body, headers=OWN))
             assert (answer.status, answer.header("x-kvgate-output-cap")) == (200, "5")
             assert gateway.snapshot()["pools"][0]["counting"]["sources"] == {"engine": 1}
             await sizing.look(gateway.upstreams)
@@ -289,6 +288,7 @@ async def test_a_real_llama_cpp_with_a_key_is_found_counted_on_and_used(
             assert (upstream.drift.looks, upstream.drift.blind_looks) == (1, 0)
             theirs = await fetch(gateway.port, request(body=body, headers=CALLERS))
             assert theirs.status == 401
+            assert (await fetch(gateway.port, request(body=body))).status == 401
     assert SECRET not in caplog.text
 
 

@@ -176,7 +176,7 @@ class EngineCounting:
                 self._sums[index] += known
                 continue
             self._key, self._read = (index, key), call.read
-            left_out, lines = counts.pool.access.towards(self._headers)
+            left_out, lines = counts.pool.access.towards
             head = request_head(
                 b"POST",
                 counts.pool.prefix + call.path.encode("ascii"),

@@ -73,7 +73,7 @@ class Exchange(Asking):
     ) -> None:
         request, upstream = self._request, self._upstream
         pool = upstream.pool
-        left_out, lines = pool.access.towards(request.headers)
+        left_out, lines = pool.access.towards
         head = request_head(
             request.method,
             pool.prefix + request.target,

@@ -2,8 +2,8 @@
 
 Promises: a key comes from an environment variable or a file, never from a command line, and is shown
 nowhere: not in a log, a status, an error or a `repr`. kvgate's own questions carry it. A client's
-request carries it where the client sends no key of its own, or where `replaces` says that the keys
-of clients are meant for kvgate and not for the engine.
+request carries it, and no key of the client's, only where `replaces` says that kvgate itself decides who
+may come in; else the engine judges the client by its own key, or by its having none.
 """
 
 from __future__ import annotations
@@ -59,11 +59,10 @@ class Access:
     def __repr__(self) -> str:
         return f"<Access {'with' if self._line else 'without'} a key>"
 
-    def towards(self, headers: Headers) -> tuple[frozenset[bytes], bytes]:
-        """For a client's request with these headers: names to leave out, and lines to add."""
-        if not self._line or (not self.replaces and key_in(headers) is not None):
-            return _NONE, b""
-        return _ALL, self._line
+    @property
+    def towards(self) -> tuple[frozenset[bytes], bytes]:
+        """For a client's request: names to leave out, and lines to add."""
+        return (_ALL, self._line) if self.replaces else (_NONE, b"")
 
 
 OPEN = Access()
