@@ -67,10 +67,9 @@ class Places:
 
     def favoured(self, now: Seconds) -> Place | None:
         """The one absent client that later ones pass only so often."""
-        if self._kept_for is None:
-            return None
         self.expire(now)
-        return self._kept.get(self._kept_for) if self._kept_for is not None else None
+        kept_for = self._kept_for  # looked at after that, which may have chosen another
+        return None if kept_for is None else self._kept.get(kept_for)
 
     def expire(self, now: Seconds) -> None:
         while self._by_due and self._by_due[0][0] + GRACE < now:
