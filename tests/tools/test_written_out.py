@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import copy
 import dataclasses
 import pickle
@@ -117,3 +118,65 @@ def test_every_compiled_file_can_be_written_out(monkeypatch: pytest.MonkeyPatch)
         compile(text, name, "exec")
         changed += text != source
     assert changed >= 6
+
+
+def trees(names: list[str]) -> dict[str, ast.Module]:
+    return {name: ast.parse((ROOT / "src" / name).read_text("utf-8")) for name in names}
+
+
+def hot_files(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    monkeypatch.syspath_prepend(str(TOOLS))
+    names: list[str] = runpy.run_path(str(TOOLS / "compile.py"))["hot_files"]()
+    return names
+
+
+def caught_twice(tree: ast.Module) -> list[str]:
+    """Functions in which one name stands for errors of two kinds: compiled, it has the type of the first."""
+    found = []
+    for function in ast.walk(tree):
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+            kinds: dict[str, set[str]] = {}
+            for node in ast.walk(function):
+                if isinstance(node, ast.ExceptHandler) and node.name and node.type:
+                    kinds.setdefault(node.name, set()).add(ast.unparse(node.type))
+            found += [f"{function.name}: {name}" for name, types in kinds.items() if len(types) > 1]
+    return found
+
+
+def test_no_name_stands_for_two_kinds_of_errors_where_that_would_break(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = {name: caught_twice(tree) for name, tree in trees(hot_files(monkeypatch)).items()}
+    assert {name: faults for name, faults in found.items() if faults} == {}
+    twice = "def f():\n try: g()\n except A as e: h(e)\n except B as e: h(e)\n"
+    assert caught_twice(ast.parse(twice)) == ["f: e"]
+
+
+def test_no_class_that_is_not_compiled_has_a_compiled_base(monkeypatch: pytest.MonkeyPatch) -> None:
+    hot = hot_files(monkeypatch)
+    compiled = {
+        f"{name[:-3].replace('/', '.').removesuffix('.__init__')}.{node.name}"
+        for name, tree in trees(hot).items()
+        for node in tree.body
+        if isinstance(node, ast.ClassDef) and not _is_left_open(node)
+    }
+    others = [str(path.relative_to(ROOT / "src")) for path in (ROOT / "src").rglob("*.py")]
+    found = []
+    for name, tree in trees([name for name in others if name not in hot]).items():
+        imported = {
+            alias.asname or alias.name: f"{node.module}.{alias.name}"
+            for node in ast.walk(tree)
+            if isinstance(node, ast.ImportFrom)
+            for alias in node.names
+        }
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                bases = [imported.get(ast.unparse(base), "") for base in node.bases]
+                found += [f"{name}: {node.name}" for base in bases if base in compiled]
+    assert found == []
+
+
+def _is_left_open(node: ast.ClassDef) -> bool:
+    """Protocols, and what mypyc keeps as Python: enumerations, errors, named tuples."""
+    kinds = ("Protocol", "Enum", "Exception", "Error", "NamedTuple")
+    return any(ast.unparse(base).endswith(kinds) for base in node.bases)

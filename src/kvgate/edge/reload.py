@@ -71,8 +71,8 @@ def apply(gateway: Gateway, wanted: Settings) -> Reloaded:
         # The files may hold a new certificate under the old name.
         try:
             tls.load(gateway.tls, settings.tls_cert, settings.tls_key)
-        except tls.BadCertificate as wrong:
-            raise CannotReload(str(wrong)) from None
+        except tls.BadCertificate as bad:
+            raise CannotReload(str(bad)) from None
     try:
         tenants_of(settings, 1)
         for given in settings.upstreams:

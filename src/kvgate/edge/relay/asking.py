@@ -73,8 +73,8 @@ class Asking(Uncounted):
             self._shape, self._route, self._pools = gateway.fleet.read(route, path, request.body)
         except BadBody as error:
             self._refuse(own_answers.decline(gateway, Reason.INVALID_REQUEST, str(error)), error.param)
-        except NotServed as error:
-            self._refuse(own_answers.decline(gateway, error.reason, str(error)), "model")
+        except NotServed as missing:
+            self._refuse(own_answers.decline(gateway, missing.reason, str(missing)), "model")
         else:
             self._upstream = first_up(self._pools)
             if not self._upstream.is_sized:

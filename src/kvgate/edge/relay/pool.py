@@ -82,10 +82,10 @@ class EnginePool:
         try:
             async with asyncio.timeout(self.connect_timeout):
                 await self.upstream.open(self.loop, lambda: connection, self._tls)
-        except TimeoutError as error:
+        except TimeoutError as late:
             connection.drop()
-            if error.errno:  # the system's own time-out
-                raise self._unreachable(reason_of(error)) from None
+            if late.errno:  # the system's own time-out
+                raise self._unreachable(reason_of(late)) from None
             raise self._unreachable(f"no connection within {self.connect_timeout:g} s") from None
         except OSError as error:
             connection.drop()
