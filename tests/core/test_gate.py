@@ -133,6 +133,7 @@ asks = st.builds(
 
 
 @given(st.lists(asks, max_size=20), asks)
+@pytest.mark.as_python
 def test_explain_says_what_ask_would_and_changes_nothing(before: list[Ask], ask: Ask) -> None:
     gate = Gate(pool(30, seqs=5, context=12))
     for step, each in enumerate(before):

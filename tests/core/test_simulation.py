@@ -198,6 +198,7 @@ def first_violation(make_gate: Callable[[PoolFacts], Gate] = Gate) -> tuple[int,
 
 
 @pytest.mark.parametrize("bug", PLANTED)
+@pytest.mark.as_python
 def test_a_planted_bug_is_caught_and_its_seed_replays_it(bug: str) -> None:
     seed, message = first_violation(PLANTED[bug])
     assert f"--episodes 1 --seed {seed} -v" in message
@@ -215,6 +216,7 @@ def test_a_planted_bug_is_caught_and_its_seed_replays_it(bug: str) -> None:
         (Shares, "_by_turn", lambda self, usable: self._order, "which fits"),
     ],
 )
+@pytest.mark.as_python
 def test_a_bug_in_the_shares_of_tenants_is_caught(
     owner: type, name: str, bug: Callable[..., object], says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -230,6 +232,7 @@ def test_an_engine_that_ignores_the_cap_is_seen_to_outgrow_its_price(monkeypatch
     assert "outgrew its price" in message or "engine holds" in message
 
 
+@pytest.mark.as_python
 def test_a_price_without_lookahead_is_too_low_for_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     # Wrong in the gate and in the auditor's formula alike: only the engine's pages can tell.
     monkeypatch.setattr(
@@ -250,6 +253,7 @@ def test_the_command_prints_its_seed_and_succeeds(capsys: pytest.CaptureFixture[
     assert "all laws held" in out
 
 
+@pytest.mark.as_python
 def test_the_command_prints_how_to_replay_a_failure(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

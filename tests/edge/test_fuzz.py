@@ -29,6 +29,9 @@ from kvgate.edge.relay.framing import HEAD_BYTES_MAX
 from kvgate.edge.relay.pool import EnginePool
 from kvgate.edge.upstreams.access import OPEN
 
+# Its tests put things in place of methods.
+pytestmark = pytest.mark.as_python
+
 INPUTS = int(os.environ.get("KVGATE_FUZZ", "10000"))
 SEED = int(os.environ.get("KVGATE_FUZZ_SEED", "20240607"))
 BODY_MAX = 100_000

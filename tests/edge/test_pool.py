@@ -33,6 +33,7 @@ def pool_of(url: str) -> EnginePool:
     return EnginePool(url, asyncio.get_running_loop(), connect_timeout=5.0, idle_timeout=5.0)
 
 
+@pytest.mark.as_python
 def test_a_fetch_cancelled_as_its_answer_comes_leaves_the_connection_to_its_next_user() -> None:
     async def run() -> None:
         server, url = await serve()

@@ -22,6 +22,9 @@ from kvgate.edge.relay.state import NEXT, State
 from kvgate.edge.upstreams.routing import Fleet
 from kvgate.edge.upstreams.upstream import Upstream
 
+# Its tests put things in place of methods.
+pytestmark = pytest.mark.as_python
+
 DOC = Path(__file__).parents[2] / "docs" / "lifecycle.md"
 Move: TypeAlias = tuple[State, State]
 S = State

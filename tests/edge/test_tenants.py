@@ -93,6 +93,7 @@ def test_a_trusted_header_cannot_make_a_strange_name(value: bytes) -> None:
     assert all(c.isascii() and (c.isalnum() or c in "._-") for c in name)
 
 
+@pytest.mark.as_python
 def test_no_key_is_kept_in_clear() -> None:
     known = tenants(ACME, per_key=True)
     known.of(bearer())

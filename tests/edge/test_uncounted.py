@@ -435,6 +435,7 @@ async def test_many_that_come_and_go_at_any_moment_leave_nothing_behind(
         assert run.gateway.counter.trust.why == ""
 
 
+@pytest.mark.as_python
 async def test_a_defect_of_ours_after_the_answer_has_begun_leaves_the_engine(
     engine: Engine, model: Path, counts: Counts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -460,6 +461,7 @@ async def test_a_defect_of_ours_after_the_answer_has_begun_leaves_the_engine(
 HUGE = "the lazy dog jumps over it " * 750_000  # 20 MB
 
 
+@pytest.mark.as_python
 async def test_a_prompt_of_20_mb_is_refused_without_being_counted(
     engine: Engine, model: Path, tokenizer: PromptCounter, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -308,6 +308,7 @@ async def test_a_session_stays_with_its_pool_while_it_fits() -> None:
 
 @given(st.lists(st.binary(min_size=1, max_size=9), min_size=1, max_size=30, unique=True), st.integers(0, 3))
 @tries(max_examples=40, deadline=None)
+@pytest.mark.as_python
 def test_a_pool_that_goes_moves_only_its_own_sessions(sessions: list[bytes], gone: int) -> None:
     urls = tuple(UpstreamSettings(f"http://e{n}", "l", "vllm") for n in range(4))
     labelled = tuple(replace(each, label=f"e{n}") for n, each in enumerate(urls))
