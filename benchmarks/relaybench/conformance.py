@@ -63,7 +63,7 @@ def run_one(gateway: Gateway, label: str, file: Path, only: str | None) -> None:
         directory, engine, port = Path(temporary), free_port(), free_port()
         script = [sys.executable, "-m", "kvgate.lab.scripted_engine", "--port", str(engine)]
         command = gateway.command(engine, port, directory)
-        words = command.words + (KVGATE_POOL if gateway.name.startswith("kvgate") else [])
+        words = command.words + (KVGATE_POOL if gateway.name in ("kvgate", "python") else [])
         # With a single engine behind it, a breaker that the fault cases open would fail all the others.
         words = words + (NO_BREAKER if gateway.name.endswith("-router") else [])
         near, far = cores()
