@@ -277,7 +277,7 @@ async def until_close(s: Setting) -> None:
     "slow-reader",
     "a client that does not read stops the engine, and nobody else",
     reference="vllm-project/vllm#41250",
-    expected="of 64 MB at most 16 leave the engine; another stream takes no longer than it should",
+    expected="of 64 MB at most 32 leave the engine; another stream takes no longer than it should",
     ends_idle=True,
 )
 async def slow_reader(s: Setting) -> None:
@@ -296,4 +296,5 @@ async def slow_reader(s: Setting) -> None:
     while (seen := (await s.engine.log(marker))[0]["sent_bytes"]) != sent:
         sent = seen
         await asyncio.sleep(0.3)
-    expect(sent < 16 * MIB, f"{sent / MIB:.0f} MB left the engine for a client that reads nothing")
+    # The system's own buffers on the way may take 20 MB where it lets them grow (net.ipv4.tcp_rmem).
+    expect(sent < 32 * MIB, f"{sent / MIB:.0f} MB left the engine for a client that reads nothing")
