@@ -26,6 +26,7 @@ NOT_OURS = {".venv", ".venv-vllm", ".git", ".cache", "__pycache__", "build", "di
 # Flags of other programs, and of the modules that are run with `python -m`.
 OTHER_FLAGS = {
     *("--help", "--strict", "--quick", "--port", "--repeats", "--only", "--minutes", "--model-size", "--mix"),
+    *("--blocks", "--clients", "--model-config-kind"),
     *(
         "--api-key",
         "--override-generation-config",
