@@ -62,7 +62,7 @@ class Ledger:
     @property
     def free_blocks(self) -> int:
         """Headroom, and 0 while more is held than is usable."""
-        return max(0, self.facts.usable_blocks - self.reserved_blocks)
+        return max(0, self.headroom)
 
     @property
     def free_seqs(self) -> int | None:

@@ -7,6 +7,7 @@ more. Both take far less time than a count. None: nothing is proven, or to prove
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from kvgate.edge.counting.counted import Prompts
@@ -43,39 +44,43 @@ def least_at_best(proofs: Proofs, shape: RequestShape) -> Prompts | None:
 
 def least_of(proofs: Proofs, shape: RequestShape, enough: int) -> Prompts | None:
     """At least so many tokens has each prompt; more than `enough` are not looked for."""
-    words, found = proofs.words, []
+    words = proofs.words
     if words is None:
         return None
-    for part in shape.parts:
-        if isinstance(part, list):
-            found.append(len(part))
-            continue
-        texts = _texts(proofs, part)
-        if texts is None:
-            return None
-        found.append(sum(words.least(text, enough) for text in texts))
-    return tuple(found)
+    return _of_each(proofs, shape, lambda part, texts: sum(words.least(text, enough) for text in texts))
 
 
 def most_of(proofs: Proofs, shape: RequestShape) -> Prompts | None:
     """Each prompt has at most so many tokens, special ones around it included."""
+    return _of_each(proofs, shape, lambda part, texts: _most(proofs, part, texts))
+
+
+def _most(proofs: Proofs, part: Part, texts: list[str]) -> int | None:
+    total = 0
+    for text in texts:
+        most = proofs.most(text)
+        if most is None:
+            return None
+        total += most
+    if isinstance(part, Mixed):
+        total += part.overhead + sum(len(piece) for piece in part.pieces if isinstance(piece, list))
+    return total
+
+
+def _of_each(
+    proofs: Proofs, shape: RequestShape, bound: Callable[[Part, list[str]], int | None]
+) -> Prompts | None:
+    """A bound for each prompt out of its texts; token ids are their own. None: one has no bound."""
     found = []
     for part in shape.parts:
         if isinstance(part, list):
             found.append(len(part))
             continue
         texts = _texts(proofs, part)
-        if texts is None:
+        number = None if texts is None else bound(part, texts)
+        if number is None:
             return None
-        total = 0
-        for text in texts:
-            most = proofs.most(text)
-            if most is None:
-                return None
-            total += most
-        if isinstance(part, Mixed):
-            total += part.overhead + sum(len(piece) for piece in part.pieces if isinstance(piece, list))
-        found.append(total)
+        found.append(number)
     return tuple(found)
 
 
