@@ -99,8 +99,10 @@ def main() -> None:
                 last = last_words(gateway, books)
             print(json.dumps(asdict(tallies[-1]) | last), flush=True)
         if given.only != "gated":
-            tallies.append(measured("direct", engine.url, load(engine.url), *lengths))
-            print(json.dumps(asdict(tallies[-1])), flush=True)
+            with compared(engine.url, None, LOOK_SECONDS) as books:
+                tallies.append(measured("direct", engine.url, load(engine.url), *lengths))
+            used = {"used_mean": round(books.mean_used, 3), "used_most": round(books.most_used, 3)}
+            print(json.dumps(asdict(tallies[-1]) | used), flush=True)
     report(tallies, given.seed)
 
 

@@ -29,7 +29,7 @@ HOT = (
     "edge/{gatekeeper,gateway,reload,tenants}",
     "edge/observing/{histogram,telemetry,tenant_figures}",
     "edge/counting/{counter,counted,waiting,engine_count,trust,local_count}",
-    "edge/upstreams/{upstream,routing,access}",
+    "edge/upstreams/{upstream,routing,access,neighbours}",
 )
 
 

@@ -38,6 +38,7 @@ class Books:
     """The samples of one load."""
 
     samples: list[Sample] = field(default_factory=list)
+    uses: list[float] = field(default_factory=list)  # shares of the pool, by the engine's word
     errors: list[str] = field(default_factory=list)
 
     @property
@@ -54,17 +55,16 @@ class Books:
     @property
     def most_used(self) -> float:
         """The highest share of the pool in use."""
-        return max((sample.used / sample.total for sample in self.samples), default=0.0)
+        return max(self.uses, default=0.0)
 
     @property
     def mean_used(self) -> float:
-        used = [sample.used / sample.total for sample in self.samples]
-        return sum(used) / len(used) if used else 0.0
+        return sum(self.uses) / len(self.uses) if self.uses else 0.0
 
 
 @contextlib.contextmanager
-def compared(engine: str, admin: str, period: float = PERIOD) -> Iterator[Books]:
-    """Sample until the `with` ends."""
+def compared(engine: str, admin: str | None, period: float = PERIOD) -> Iterator[Books]:
+    """Sample until the `with` ends; without kvgate's `admin` only the engine, so that both cost it alike."""
     books, stop = Books(), threading.Event()
     watcher = threading.Thread(target=_watch, args=(engine, admin, period, books, stop), daemon=True)
     watcher.start()
@@ -75,32 +75,39 @@ def compared(engine: str, admin: str, period: float = PERIOD) -> Iterator[Books]
         watcher.join(30)
 
 
-def _watch(engine: str, admin: str, period: float, books: Books, stop: threading.Event) -> None:
+def _watch(engine: str, admin: str | None, period: float, books: Books, stop: threading.Event) -> None:
     last = 0
+
+    def pool() -> dict[str, float]:
+        found: dict[str, float] = client.get(f"{admin}/status").json()["pools"][0] if admin else {}
+        return found
+
     with httpx.Client(timeout=30) as client:
         while not stop.is_set():
             started = time.monotonic()
             try:
-                before = client.get(f"{admin}/status").json()["pools"][0]
+                before = pool()
                 page = client.get(f"{engine}/metrics").text
-                after = client.get(f"{admin}/status").json()["pools"][0]
+                after = pool()
             except httpx.TransportError as failed:
                 books.errors.append(str(failed))
                 continue
-            now = max(_held(before), _held(after))
             share = _USE.search(page)
             assert share is not None, "vLLM's page shows no use of its cache"
-            books.samples.append(
-                Sample(
-                    reserved=max(last, now),
-                    used=round(float(share[1]) * after["total_blocks"]),
-                    usable=after["usable_blocks"],
-                    total=after["total_blocks"],
-                    waiting=min(before["waiting"], after["waiting"]),
-                    fraction=after["safety_fraction"],
+            books.uses.append(float(share[1]))
+            if after:
+                now = max(_held(before), _held(after))
+                books.samples.append(
+                    Sample(
+                        reserved=max(last, now),
+                        used=round(float(share[1]) * after["total_blocks"]),
+                        usable=int(after["usable_blocks"]),
+                        total=int(after["total_blocks"]),
+                        waiting=int(min(before["waiting"], after["waiting"])),
+                        fraction=after["safety_fraction"],
+                    )
                 )
-            )
-            last = now
+                last = now
             stop.wait(max(0.0, period - (time.monotonic() - started)))
 
 

@@ -21,7 +21,7 @@ from model_facts import (
     QWEN35_27B,
 )
 
-from kvgate.core.geometry import KVLayout, Serving, UnknownGeometry, from_config, layout_for
+from kvgate.core.geometry import Kind, KVLayout, Serving, UnknownGeometry, from_config, layout_for
 from kvgate.core.geometry.groups import stage_ends
 from kvgate.core.price import blocks_for, output_cap_that_fits, price, worst_case_blocks
 from kvgate.core.records import Ask, Misuse, PoolFacts, Price, Reason
@@ -142,11 +142,56 @@ def test_v12_a_state_hybrid_takes_constant_blocks_and_its_blocks_span_hundreds_o
     assert layout.price(10_000, 1, CONTEXT) == 3 + 13
 
 
-def test_v12_prefix_caching_keeps_more_states_of_a_sequence() -> None:
-    caching = layout_for(NEMOTRON_NANO, replace(PLAIN, prefix_caching=True))
-    plain = layout_for(NEMOTRON_NANO, PLAIN)
-    states = sum(count for count, _, _ in plain.states)
-    assert caching.price(50_000, 1, CONTEXT) == plain.price(50_000, 1, CONTEXT) + 2 * states
+@pytest.mark.parametrize(
+    ("config", "batches", "most"),
+    [
+        (QWEN35_27B, 1, 2),  # the settled one, and that of the step in flight
+        (QWEN35_27B, 2, 3),
+        (QWEN35_27B, 4, 5),
+        (NEMOTRON_NANO, 1, 3),  # Mamba-2 writes a checkpoint within the last chunk, too
+        (NEMOTRON_NANO, 2, 4),
+    ],
+)
+def test_v12_prefix_caching_keeps_more_states_of_a_sequence(
+    config: dict[str, object], batches: int, most: int
+) -> None:
+    plain = layout_for(config, PLAIN)
+    caching = layout_for(config, replace(PLAIN, prefix_caching=True, concurrent_batches=batches))
+    states = sum(group.kind is Kind.STATE for group in plain.groups)
+    prefilling, decoding = (
+        caching.price(*shape, CONTEXT) - plain.price(*shape, CONTEXT) for shape in ((50_000, 1), (1, 50_000))
+    )
+    assert prefilling == (most - 1) * states
+    assert decoding == (2 - 1) * states
+
+
+def test_v12_a_short_prompt_has_no_states_but_those_of_the_blocks_that_it_reaches() -> None:
+    layout = layout_for(NEMOTRON_NANO, replace(PLAIN, prefix_caching=True))
+    assert layout.price(1, 1, CONTEXT) == len(layout.groups)
+
+
+def test_v12_states_kept_at_every_border_are_priced_as_many_as_there_are_borders() -> None:
+    caching = layout_for(QWEN35_27B, replace(PLAIN, prefix_caching=True, state_mode="all"))
+    assert caching.price(10_000, 1, CONTEXT) == 4 * 13
+
+
+def test_v12_a_prefix_found_within_a_block_has_its_state_copied() -> None:
+    whole = replace(PLAIN, prefix_caching=True, match_unit=784)
+    part = replace(whole, match_unit=16)
+    lone, shared = (layout_for(QWEN35_27B, part, way).price(50_000, 1, CONTEXT) for way in (False, True))
+    assert lone == shared == layout_for(QWEN35_27B, whole).price(50_000, 1, CONTEXT) + 3
+
+
+def test_v12_states_in_flight_may_be_kept_back_once_for_all() -> None:
+    serving = replace(PLAIN, prefix_caching=True, concurrent_batches=2)
+    each, once = (layout_for(QWEN35_27B, serving, way) for way in (False, True))
+    assert once.reserve_blocks == 3 * (3 * 8192 // 784)
+    assert once.price(50_000, 1, CONTEXT) == each.price(50_000, 1, CONTEXT) - 3
+
+
+def test_a_state_mode_that_is_not_known_is_refused() -> None:
+    with pytest.raises(UnknownGeometry, match="mamba_cache_mode 'some' is not known: use one of none, align"):
+        Serving(state_mode="some")
 
 
 def test_v12_a_block_size_that_the_engine_reports_is_taken_as_it_is() -> None:

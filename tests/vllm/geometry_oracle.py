@@ -45,6 +45,8 @@ def spec_for(layer: dict[str, Any], job: dict[str, Any]) -> KVCacheSpec:
             page_size_padded=job["state_page"] or None,
             mamba_cache_mode=job["mamba_mode"],
             num_speculative_blocks=job["drafts"],
+            num_prefill_checkpoint_blocks=layer["checkpoints"],
+            prefill_checkpoint_alignment=1 if layer["checkpoints"] else None,
         )
     heads = max(1, layer["kv_heads"] // job["tp"])
     shape = {"block_size": block, "num_kv_heads": heads, "head_size": layer["k_dim"], "dtype": dtype}
@@ -141,12 +143,13 @@ def held(manager: KVCacheManager) -> int:
     return int(pool.num_gpu_blocks - 1 - pool.get_num_free_blocks())
 
 
-def peak_of(manager: KVCacheManager, job: dict[str, Any], case: dict[str, Any], name: str) -> tuple[int, int]:
-    """Peak and final blocks of one request alone, with its chunks drawn by the case's seed."""
+def peak_of(manager: KVCacheManager, job: dict[str, Any], case: dict[str, Any], name: str) -> tuple[int, ...]:
+    """Blocks of one request alone, with its chunks drawn by the case's seed: the peak, the final ones, and
+    the peak of the steps in which no part of the prompt was in flight any more."""
     draw = random.Random(case["seed"])
     one = Sequence(manager, name, case["prompt"], case["cap"])
     batches, lookahead, encoder = job["batches"], job["lookahead"], job["encoder"]
-    peak = final = 0
+    peak = final = settled = 0
     while one.computed < case["prompt"]:
         rest = case["prompt"] - one.computed
         most = min(rest, job["budget"])
@@ -157,8 +160,9 @@ def peak_of(manager: KVCacheManager, job: dict[str, Any], case: dict[str, Any], 
         one.request.append_output_token_ids(1)
         final = one.step(1, batches, lookahead)
         peak = max(peak, final)
+        settled = max(settled, final) if max(one.flying) == 1 else settled
     manager.free(one.request)
-    return peak, final
+    return peak, final, max(settled, final)
 
 
 def storm(manager: KVCacheManager, job: dict[str, Any], storm: dict[str, Any]) -> int:

@@ -25,6 +25,10 @@ ACCOUNTS_MAX = 4096
 LOOK = 4
 
 
+def _place(waiter: Waiter) -> tuple[float, int]:
+    return waiter.place, waiter.key
+
+
 class _Class:
     """The accounts of one priority. `turns` is a heap; entries of an old version are void."""
 
@@ -155,6 +159,11 @@ class Shares:
                 other = self._head_of(self._classes[priority])
                 if other is not None:
                     yield other
+
+    def at_ceilings(self) -> list[Waiter]:
+        """The first of each tenant that waits for its own ceiling only, the longest wait first."""
+        accounts = [a for klass in self._classes.values() for a in klass.at_ceiling if a.waiting]
+        return sorted([a.waiting[0][2] for a in accounts], key=_place)
 
     def outranks(self, tenant: Tenant, head: Waiter, usable: int) -> bool:
         """Whether a newcomer of this tenant would be the head instead of `head`."""

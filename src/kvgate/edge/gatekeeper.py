@@ -18,6 +18,8 @@ from kvgate.edge import clock
 Answer: TypeAlias = Callable[[Granted | Refused], None]
 InFull: TypeAlias = Callable[[Ask], Ask]
 """Adds to a question what only matters to those who are not let in at once."""
+GoesTo: TypeAlias = Callable[["Gatekeeper"], bool]
+"""Takes a waiting request to another pool, if that lets it in at once; True if it has."""
 
 
 class Gatekeeper:
@@ -26,12 +28,15 @@ class Gatekeeper:
     def __init__(self, gate: Gate, loop: asyncio.AbstractEventLoop) -> None:
         self.gate = gate
         self._loop = loop
-        self._waiting: dict[Key, Answer] = {}
+        self._waiting: dict[Key, tuple[Answer, GoesTo | None]] = {}
+        self.on_room: Callable[[], None] | None = None  # called where nobody waits, and there may be room
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at: float | None = None
         self.lingering = 0  # ended for the client, not yet let go by the engine
 
-    def ask(self, ask: Ask, answer: Answer, in_full: InFull | None = None) -> Key | None:
+    def ask(
+        self, ask: Ask, answer: Answer, in_full: InFull | None = None, goes_to: GoesTo | None = None
+    ) -> Key | None:
         """Calls `answer` now, or later; in the second case returns the key of the place in the line.
 
         A `Granted` passes ownership of the reservation to whoever `answer` belongs to.
@@ -41,7 +46,7 @@ class Gatekeeper:
         if given is None:
             given = self.gate.ask(ask if in_full is None else in_full(ask), now)
         if isinstance(given, Queued):
-            self._waiting[given.key] = answer
+            self._waiting[given.key] = answer, goes_to
             self._arm()
             return given.key
         answer(given)
@@ -50,6 +55,11 @@ class Gatekeeper:
     def at_once(self, ask: Ask) -> Granted | None:
         """A grant, where nobody waits and it does not matter who asks. The caller owns the reservation."""
         return self.gate.at_once(ask, clock.now())
+
+    def move(self, key: Key, other: Gatekeeper) -> bool:
+        """Whether a waiting request has gone to another pool, which has room."""
+        waiting = self._waiting.get(key)
+        return waiting is not None and waiting[1] is not None and waiting[1](other)
 
     def settle(self, key: Key, blocks: int) -> None:
         """Correct a live reservation downwards: those who wait get what comes free."""
@@ -83,12 +93,14 @@ class Gatekeeper:
 
     def _deliver(self, answers: Iterable[Granted | Refused]) -> None:
         for given in answers:
-            answer = self._waiting.pop(given.key, None) if given.key is not None else None
-            if answer is not None:
-                answer(given)
+            waiting = self._waiting.pop(given.key, None) if given.key is not None else None
+            if waiting is not None:
+                waiting[0](given)
             elif isinstance(given, Granted):
                 self.ended(given.key, Ending.CANCELLED)
         self._arm()
+        if self.on_room is not None and not self.gate.line:
+            self.on_room()
 
     def _arm(self) -> None:
         if not self._waiting and self._timer is None:

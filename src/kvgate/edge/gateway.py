@@ -39,6 +39,7 @@ from kvgate.edge.relay.upstream import Upstream as Address
 from kvgate.edge.tenants import read_keys
 from kvgate.edge.tls import engine_context, listening_context
 from kvgate.edge.upstreams import routing, sizing
+from kvgate.edge.upstreams.neighbours import Neighbours
 from kvgate.edge.upstreams.upstream import Upstream, upstreams_of
 from kvgate.wire.dialects.openai import Shape
 from kvgate.wire.dialects.shape import whole_context
@@ -69,6 +70,7 @@ class Gateway:
             raise ValueError("Settings.upstreams must name the engine")
         self.upstreams = upstreams_of(settings, facts, policy)
         self.fleet = routing.Fleet(self.upstreams)
+        self.neighbours = Neighbours(self.upstreams)
         self.bodies = BodyMemory(settings.body_memory)
         self.tls = (
             None if settings.tls_cert is None else listening_context(settings.tls_cert, settings.tls_key)
@@ -130,6 +132,7 @@ class Gateway:
         await listener.open(self.loop, lambda: ClientConnection(self))
         self._listener = listener
         self.loop_lag.start(self.loop)
+        self.neighbours.meet()
         for upstream in self.upstreams:
             if upstream.is_sized:
                 sizing.watch(upstream, settings)
@@ -200,6 +203,7 @@ class Gateway:
             sizing.watch(other, settings)
         sizing.watch(upstream, settings)
         self.fleet = routing.Fleet(self.upstreams)
+        self.neighbours.meet()
 
     # --- which pool
 

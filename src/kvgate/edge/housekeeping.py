@@ -87,6 +87,9 @@ async def probe(gateway: Gateway, engines: Iterable[Upstream]) -> None:
     """See which of `engines` can be reached, and what they serve; all at once."""
     await asyncio.gather(*(_probe(gateway, upstream) for upstream in engines))
     gateway.fleet.regroup()
+    for upstream in gateway.upstreams:
+        if upstream.is_up:  # again, perhaps
+            gateway.neighbours.has_room(upstream)
 
 
 async def _probe(gateway: Gateway, upstream: Upstream) -> None:

@@ -26,12 +26,14 @@ _PAD_RATIO = 1.5
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Layers that share one block table. `block_size`: tokens that one block spans for a sequence."""
+    """Layers that share one block table. `block_size`: tokens that one block spans for a sequence;
+    `checkpoints`: states beside the running ones that a prefill may write."""
 
     kind: Kind
     block_size: int
     window: int = 0
     layers: int = 1
+    checkpoints: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,7 @@ class Spec:
     block_size: int
     page: int
     index: int = 0
+    checkpoints: int = 0
 
     @property
     def key(self) -> Spec:
@@ -66,9 +69,9 @@ def _specs(layers: Sequence[Layer], serving: Serving) -> list[Spec]:
     specs = []
     for layer in layers:
         kind = layer.kind if serving.hybrid_manager or layer.kind not in _LOCAL else Kind.FULL
-        if kind is Kind.STATE:
-            size = state_bytes(layer, serving.tp, serving.draft_tokens)
-            specs.append(Spec(kind, (0, 0, 0), 0, block, max(size, state_page), layer.index))
+        if layer.state is not None:
+            size = max(state_bytes(layer, serving.tp, serving.draft_tokens), state_page)
+            specs.append(Spec(kind, (0, 0, 0), 0, block, size, layer.index, layer.state.checkpoints))
             continue
         token = token_bytes(layer, serving.kv_dtype, serving.tp) + layer.indexer_bytes
         window = layer.window if kind in _LOCAL else 0
@@ -146,7 +149,7 @@ def _group(members: list[Spec], serving: Serving) -> Group:
     if serving.dcp > 1 and first.kind in _LOCAL:
         raise unknown("decode context parallelism is not supported for sliding-window or chunked layers")
     spans = first.block_size * (serving.dcp if first.kind in _WHOLE else 1)
-    return Group(first.kind, spans, first.window, len(members))
+    return Group(first.kind, spans, first.window, len(members), first.checkpoints)
 
 
 def _stage_bytes(gathered: list[list[Spec]], model_layers: int, pp: int) -> list[int]:

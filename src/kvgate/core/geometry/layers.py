@@ -37,7 +37,8 @@ class State:
 
     The convolution keeps `conv_rows` rows of `conv_width + 2 x groups x group_width` channels;
     `groups` are repeated until each tensor-parallel rank has one. `ssm` elements are the recurrent
-    state, kept in `ssm_bytes` a piece (None: as the model's own type).
+    state, kept in `ssm_bytes` a piece (None: as the model's own type). `checkpoints`: states that
+    vLLM's kernel can write in the middle of a prefill, each into a block of its own.
     """
 
     conv_rows: int = 0
@@ -46,6 +47,7 @@ class State:
     group_width: int = 0
     ssm: int = 0
     ssm_bytes: int | None = None
+    checkpoints: int = 0
 
 
 @dataclass(frozen=True, slots=True)

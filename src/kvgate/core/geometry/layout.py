@@ -33,7 +33,7 @@ class Blocks:
 
 @dataclass(frozen=True, slots=True)
 class Rolling:
-    """`count` equal groups that free blocks behind a window: most blocks in prefill and in decode."""
+    """`count` equal groups that free blocks behind them: most blocks in prefill and in decode."""
 
     count: int
     block_size: int
@@ -46,8 +46,8 @@ class KVLayout:
     """A pool's groups, ready to price. Made by `layout_for`; hashable, compared by value.
 
     `whole`: (count, block size) of groups that keep every token; `rolling`: groups with a window or
-    a chunk; `states`: (count, block size, most blocks) of state groups; `fixed`: blocks that every
-    sequence takes (cross attention, states of drafts). `bytes_per_block`: on the fullest GPU.
+    a chunk, and states at block borders; `fixed`: blocks that every sequence takes (cross attention, one
+    state, states of drafts). `bytes_per_block`: on the fullest GPU.
     """
 
     groups: tuple[Group, ...]
@@ -55,7 +55,6 @@ class KVLayout:
     block_size: int
     whole: tuple[tuple[int, int], ...]
     rolling: tuple[Rolling, ...]
-    states: tuple[tuple[int, int, int], ...]
     fixed: int
     lookahead: int
     drafts_in_flight: int
@@ -91,8 +90,6 @@ class KVLayout:
             total += count * -(-end // size)
         for group in self.rolling:
             total += group.count * min(-(-end // group.block_size), group.decode)
-        for count, size, most in self.states:
-            total += count * min(-(-end // size), most)
         return total
 
     def _prefill(self, prompt_tokens: int, end: int) -> int:
@@ -130,16 +127,25 @@ def layout_for(
     retained = max(0, drafts - 1)
     whole: Counter[int] = Counter()
     rolling: Counter[Rolling] = Counter()
-    states: Counter[tuple[int, int]] = Counter()
     fixed = reserve = 0
     for group in groups:
         size = group.block_size
         if group.kind in (Kind.FULL, Kind.MLA):
             whole[size] += 1
-        elif group.kind is Kind.STATE:
-            # With prefix caching, the state before this step's is kept beside it, and a checkpoint.
-            states[size, 3 if serving.prefix_caching else 1] += 1
+        elif group.kind is Kind.STATE and serving.states == "none":
+            fixed += 1 + drafts
+        elif group.kind is Kind.STATE and serving.states == "all":
+            whole[size] += 1
             fixed += drafts
+        elif group.kind is Kind.STATE:
+            copies = serving.copies_states(size)
+            fixed += copies + drafts
+            # The settled state, one of each step in flight, and what a prefill's last chunk writes beside.
+            prefill = 1 + batches + group.checkpoints
+            # Any two that are held have a block's tokens between them, all of them in flight.
+            decode = prefill if copies else min(prefill, 1 + -(-steps // size))
+            rolling[Rolling(1, size, prefill, decode)] += 1
+            reserve += (batches + 1) * serving.max_batched_tokens // size if prefill > decode else 0
         elif group.kind is Kind.CROSS:
             fixed += -(-_encoder_tokens(geometry, serving) // size)
         else:
@@ -155,7 +161,6 @@ def layout_for(
         block_size=min(group.block_size for group in groups),
         whole=tuple((count, size) for size, count in sorted(whole.items())),
         rolling=tuple(replace(group, count=count) for group, count in rolling.items()),
-        states=tuple((count, size, most) for (size, most), count in sorted(states.items())),
         fixed=fixed,
         lookahead=serving.lookahead,
         drafts_in_flight=batches * drafts,

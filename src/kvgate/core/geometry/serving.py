@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from kvgate.core.geometry.layers import UnknownGeometry
 from kvgate.core.geometry.pages import KV_DTYPES
 
+STATE_MODES = ("none", "align", "all")
+
 
 @dataclass(frozen=True, slots=True)
 class Serving:
@@ -17,7 +19,8 @@ class Serving:
     n-gram), `extra_lookahead`: slots beyond them (DFlash: 1); `model_drafter`: the model's own MTP
     layers do the drafting. `concurrent_batches`: steps in flight (2 with async scheduling; None:
     what vLLM takes, 2 without and `pp` with pipeline parallelism). `hybrid_manager`: off means that
-    windows and chunks are kept whole.
+    windows and chunks are kept whole. `state_mode`: vLLM's mamba_cache_mode, "none", "align" or "all"
+    (None: what prefix caching makes of it); `match_unit`: its prefix_match_unit, tokens.
     """
 
     block_size: int = 16
@@ -33,6 +36,8 @@ class Serving:
     model_drafter: bool = False
     hybrid_manager: bool = True
     prefix_caching: bool = True
+    state_mode: str | None = None
+    match_unit: int | None = None
     encoder_tokens: int | None = None
 
     def __post_init__(self) -> None:
@@ -41,10 +46,23 @@ class Serving:
                 raise UnknownGeometry(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.draft_tokens < 0 or self.extra_lookahead < 0:
             raise UnknownGeometry("draft_tokens and extra_lookahead must not be negative")
+        if self.states not in STATE_MODES:
+            raise UnknownGeometry(
+                f"mamba_cache_mode {self.states!r} is not known: use one of {', '.join(STATE_MODES)}"
+            )
         if self.kv_dtype not in KV_DTYPES:
             raise UnknownGeometry(
                 f"the KV cache type {self.kv_dtype!r} is not known: use one of {', '.join(KV_DTYPES)}"
             )
+
+    @property
+    def states(self) -> str:
+        """Which states are kept: "none" but the last one, "align" those at block borders, "all"."""
+        return self.state_mode or ("align" if self.prefix_caching else "none")
+
+    def copies_states(self, block_size: int) -> bool:
+        """Whether a prefix found within a block makes a copy of its state for a step."""
+        return self.states == "align" and self.match_unit is not None and self.match_unit < block_size
 
     @property
     def batches(self) -> int:

@@ -42,6 +42,7 @@ def kimi_delta(fields: Fields) -> State:
         conv_width=3 * heads * dim,
         ssm=heads * dim * dim,
         ssm_bytes=ssm_bytes(fields) or 4,
+        checkpoints=1,
     )
 
 
@@ -58,6 +59,7 @@ def mamba2(fields: Fields) -> State:
         group_width=size,
         ssm=heads * dim * size,
         ssm_bytes=ssm_bytes(fields),
+        checkpoints=1,
     )
 
 

@@ -42,6 +42,7 @@ def snapshot(gateway: Gateway) -> dict[str, Any]:
             "refusals": {reason.value: n for reason, n in refusals.items()},
             "releases": {ending.value: n for ending, n in releases.items()},
             "double_releases": sum(gate.ledger.double_releases for gate in gates),
+            "moves": gateway.neighbours.moved,
         },
     }
 

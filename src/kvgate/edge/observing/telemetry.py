@@ -266,6 +266,11 @@ def _counters(counters: dict[str, Any]) -> Iterator[Metric]:
         "Releases of what was released already; each is a bug, and changed nothing",
         value=counters["double_releases"],
     )
+    yield CounterMetricFamily(
+        "kvgate_line_moves",
+        "Requests that waited for one pool and went to another one that had room first",
+        value=counters["moves"],
+    )
     refusals, releases = counters["refusals"], counters["releases"]
     refused = CounterMetricFamily("kvgate_refusals", "Requests refused, by reason", labels=["reason"])
     for reason in Reason:

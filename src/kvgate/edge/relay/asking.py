@@ -11,7 +11,9 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from kvgate.core.records import Ask, Ending, Granted, Key, Reason, Refused
+from kvgate.edge import clock
 from kvgate.edge.counting.counted import Counted, CountRefused, Outcome
+from kvgate.edge.gatekeeper import Gatekeeper
 from kvgate.edge.identity import in_full
 from kvgate.edge.relay import own_answers
 from kvgate.edge.relay.comments import Comments
@@ -37,13 +39,14 @@ NO_KEY = "The API key of this request is not one that this gateway lets in."
 class Asking(Uncounted):
     """A request up to the grant, or to its refusal."""
 
-    __slots__ = ("_comments", "_line_key", "_route", "_task")
+    __slots__ = ("_comments", "_line_key", "_route", "_task", "_waits_since")
 
     def __init__(self, gateway: Host, client: ClientConnection, request: Request) -> None:
         super().__init__(gateway)
         self._client = client
         self._request = request
         self._line_key: Key | None = None
+        self._waits_since = 0.0
         self._route: Route | None = None
         self._shape = None
         self._counted = None
@@ -156,9 +159,11 @@ class Asking(Uncounted):
             self._pools, shape, counted.prompts, self._request.headers
         )
         self._tenant = self._ask.tenant.name
-        self._line_key = self._upstream.keeper.ask(self._ask, self._answered, self._in_full)
+        goes_to = self._goes_to if len(self._pools) > 1 else None
+        self._line_key = self._upstream.keeper.ask(self._ask, self._answered, self._in_full, goes_to)
         if self._line_key is not None:
             self._to(State.WAITING)
+            self._waits_since = clock.now()
             every = self._gateway.settings.waiting_comments
             if every > 0:
                 self._comment(shape, every)
@@ -191,6 +196,21 @@ class Asking(Uncounted):
         except BaseException:
             self._end(Ending.FAILED)
             raise
+
+    def _goes_to(self, keeper: Gatekeeper) -> bool:
+        """Leave the line for another pool that has room; False where it would not let this request in."""
+        there = next((upstream for upstream in self._pools if upstream.keeper is keeper), None)
+        shape, counted, key = self._shape, self._counted, self._line_key
+        if there is None or shape is None or counted is None or key is None:
+            return False
+        _, ask = self._gateway.choose((there,), shape, counted.prompts, self._request.headers)
+        if not isinstance(there.gate.explain(ask, clock.now()), Granted):
+            return False
+        self._upstream.keeper.leave(key)
+        self._wait += clock.now() - self._waits_since
+        self._upstream, self._ask = there, ask
+        self._line_key = keeper.ask(ask, self._answered, self._in_full, self._goes_to)
+        return True
 
     def _others(self) -> tuple[Upstream, ...]:
         """Pools that may still be tried, those of the present engine not among them."""

@@ -65,7 +65,7 @@ class Exchange(Asking):
         body = enforce(shape, given.output_cap, context=upstream.facts.context)
         body, watch = watch_for(body, shape, upstream.engine.name, may_ask=may_ask)
         drop = _NO_ENCODING if shape.stream else _NOTHING
-        added = own_answers.admitted_headers(given, self._count_source)
+        added = own_answers.admitted_headers(given, self._wait, self._count_source)
         self._send(body, drop, added, watch)
 
     def _send(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvgate.core.records import Granted, Reason, Refused
+from kvgate.core.records import Granted, Reason, Refused, Seconds
 from kvgate.edge import clock
 from kvgate.edge.relay.heads import own_response
 from kvgate.edge.relay.host import Host
@@ -30,10 +30,10 @@ _ADMITTED = (
 )
 
 
-def admitted_headers(granted: Granted, count_source: str) -> bytes:
-    """Header lines that tell the client what was reserved for it, and where its count came from."""
-    waited = granted.waited * 1000
-    return _ADMITTED % (granted.output_cap, granted.blocks, waited, count_source.encode("ascii"))
+def admitted_headers(granted: Granted, waited: Seconds, count_source: str) -> bytes:
+    """Header lines that tell the client what was reserved for it, how long it waited for that, in all the
+    lines that it stood in, and where its count came from."""
+    return _ADMITTED % (granted.output_cap, granted.blocks, waited * 1000, count_source.encode("ascii"))
 
 
 def refusal(

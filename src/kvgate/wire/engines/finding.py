@@ -149,6 +149,8 @@ def _layout(reading: Reading, given: Given) -> tuple[KVLayout | None, str | None
             serving,
             block_size=reading.block_size,
             prefix_caching=reading.prefix_caching,
+            state_mode=reading.state_mode,
+            match_unit=reading.match_unit,
             draft_tokens=serving.draft_tokens or reading.draft_tokens,
             kv_dtype=serving.kv_dtype if serving.kv_dtype != "auto" else reading.kv_dtype,
         )

@@ -95,6 +95,8 @@ class Reading:
     is_exact: bool = False
     groups: str = "one"
     prefix_caching: bool = True
+    state_mode: str | None = None
+    match_unit: int | None = None
     kv_dtype: str = "auto"
     draft_tokens: int = 0
     blocks_of_longest: float | None = None

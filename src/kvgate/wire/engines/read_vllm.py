@@ -83,6 +83,10 @@ def _capacity(pages: Pages, found: Reading) -> None:
         found.is_exact = False
     first = next(iter(engines.values()))
     found.prefix_caching = first.get("enable_prefix_caching", "True") != "False"
+    mode = first.get("mamba_cache_mode", "none")
+    # "none" is also what a model without states has, so it says no more than prefix caching does.
+    found.state_mode = None if mode == "none" else mode
+    found.match_unit = size(first.get("prefix_match_unit"))
     found.kv_dtype = first.get("cache_dtype", "auto")
     _groups(first, found)
 
