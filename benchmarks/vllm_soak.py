@@ -89,7 +89,7 @@ def main() -> None:
     lengths = (given.minutes * 60, given.warm_up)
 
     def load(url: str) -> Load:
-        return Load(url, given.clients, given.seed, given.mix)
+        return Load(url, engine.url, given.clients, given.seed, given.mix)
 
     with running as engine:
         if given.only != "direct":
@@ -114,6 +114,11 @@ def report(tallies: list[Tally], seed: int) -> None:
             f"{tally.stalls_over_100ms:15,} {tally.tokens_per_second:9,.0f} "
             f"{tally.finished:9,} {tally.failed:7,}"
         )
+        if tally.deaf_seconds:
+            print(
+                f"{'':16} without {tally.deaf_seconds} s in which the engine answered nobody: the worst "
+                f"{tally.worst_stall_while_well:.2f} s, {tally.stalls_while_well:,} over 0.1 s"
+            )
     if len(tallies) == 2 and tallies[1].tokens_per_second:
         share = tallies[0].tokens_per_second / tallies[1].tokens_per_second
         print(f"throughput through kvgate: {share:.3f} of direct")

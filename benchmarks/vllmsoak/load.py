@@ -2,7 +2,8 @@
 
 Promises: everything random comes from the seed, and client number n asks the same requests in the same
 order whatever stands behind the address. Gaps are between two pieces of one stream, never before the
-first one, so that waiting for admission is none.
+first one, so that waiting for admission is none. Beside the load the engine is asked several times a
+second whether it is well: a gap in which it did not answer that either is not its cache's doing.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ BODY: dict[str, Any] = {"model": MODEL, "ignore_eos": True, "temperature": 0, "s
 OWN_TICK = 0.01
 STALL = 0.1
 SHOWN = 20
+# How often the engine is asked whether it is well.
+WELL_PERIOD = 0.1
 
 
 @dataclass
@@ -36,7 +39,9 @@ class Tally:
     """What one load of so many seconds came to. Gaps and stalls in seconds.
 
     `stalled_at`: the seconds of the load in which streams stalled longest, how many did and how long the
-    longest of them took; `own_lag`: the longest delay of this client itself.
+    longest of them took; `own_lag`: the longest delay of this client itself. `deaf_seconds`: how long the
+    engine answered nobody, not even whether it is well; `worst_stall_while_well`, `stalls_while_well`:
+    without that time.
     """
 
     how: str
@@ -50,14 +55,18 @@ class Tally:
     refused: int
     failed: int
     own_lag: float
+    deaf_seconds: float
+    worst_stall_while_well: float
+    stalls_while_well: int
     stalled_at: dict[int, tuple[int, float]]
 
 
 class Load:
     """`clients` clients against one address. `mix`: `plain` or `adversarial`."""
 
-    def __init__(self, url: str, clients: int, seed: int, mix: str) -> None:
+    def __init__(self, url: str, engine: str, clients: int, seed: int, mix: str) -> None:
         self.url = url
+        self.engine = engine
         self.mix = mix
         self.clients = clients
         self.seed = seed
@@ -65,6 +74,8 @@ class Load:
         self.gaps: list[float] = []
         self.stalled_at: dict[int, tuple[int, float]] = {}
         self.own_lag = 0.0
+        self.long_gaps: list[tuple[float, float]] = []
+        self.deaf: list[tuple[float, float]] = []
         self._started = 0.0
 
     async def run(
@@ -79,6 +90,7 @@ class Load:
                 for number in range(self.clients)
             ]
             tasks.append(asyncio.create_task(self._watch_itself()))
+            tasks.append(asyncio.create_task(self._watch_engine()))
             await asyncio.sleep(warm_up)
             if between is not None:
                 await asyncio.to_thread(between)
@@ -93,9 +105,28 @@ class Load:
             await asyncio.sleep(OWN_TICK)
             self.own_lag = max(self.own_lag, time.monotonic() - before - OWN_TICK)
 
+    async def _watch_engine(self) -> None:
+        async with httpx.AsyncClient(base_url=self.engine, timeout=None) as client:
+            while True:
+                asked = time.monotonic()
+                await client.get("/health")
+                if time.monotonic() - asked > STALL:
+                    # From the last time that it was well, until it will be asked again.
+                    self.deaf.append((asked - WELL_PERIOD, time.monotonic() + WELL_PERIOD))
+                await asyncio.sleep(WELL_PERIOD)
+
+    def stalls_while_well(self) -> list[float]:
+        """What is left of the long gaps without the times in which the engine answered nobody."""
+        left = [
+            end - begin - sum(max(0.0, min(end, until) - max(begin, since)) for since, until in self.deaf)
+            for begin, end in self.long_gaps
+        ]
+        return [seconds for seconds in left if seconds > STALL]
+
     def _gap(self, seconds: float, now: float) -> None:
         self.gaps.append(seconds)
         if seconds > STALL:
+            self.long_gaps.append((now - seconds, now))
             at = int(now - self._started)
             streams, longest = self.stalled_at.get(at, (0, 0.0))
             self.stalled_at[at] = streams + 1, round(max(longest, seconds), 3)
@@ -196,5 +227,8 @@ def measured(how: str, engine: str, load: Load, seconds: float, warm_up: float =
         refused=load.refused,
         failed=load.failed,
         own_lag=round(load.own_lag, 3),
+        deaf_seconds=round(sum(until - since - 2 * WELL_PERIOD for since, until in load.deaf), 1),
+        worst_stall_while_well=round(max(load.stalls_while_well(), default=0.0), 3),
+        stalls_while_well=len(load.stalls_while_well()),
         stalled_at=dict(sorted(load.stalled_at.items(), key=lambda at: -at[1][1])[:SHOWN]),
     )

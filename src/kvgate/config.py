@@ -32,6 +32,9 @@ class UpstreamSettings:
     safety_fraction: Fraction | None = None
     lookahead: int | None = None
     model_config: str | None = None
+    tensor_parallel: int | None = None
+    pipeline_parallel: int | None = None
+    max_batched_tokens: int | None = None
     tokenizer: str | None = None
     ranks: int | None = None
     models: tuple[str, ...] = ()
@@ -64,7 +67,8 @@ class Settings:
     lookahead: int | None = None
     model_config: str | None = None  # config.json of a model with several kinds of layers
     tensor_parallel: int = 1
-    max_batched_tokens: int = 8192
+    pipeline_parallel: int = 1
+    max_batched_tokens: int | None = None
     tokenizer: str | None = None  # the model's directory; None: the engine is asked for counts
     watch_engine_metrics: bool = True
     safety_fraction: Fraction = 0.90

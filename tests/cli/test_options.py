@@ -38,6 +38,7 @@ OTHER: dict[str, tuple[str, dict[str, Any]]] = {
     "lookahead": ("0", {"lookahead": 0}),
     "model-config": (str(FILE), {"model_config": str(FILE)}),
     "tensor-parallel": ("2", {"tensor_parallel": 2}),
+    "pipeline-parallel": ("2", {"pipeline_parallel": 2}),
     "max-batched-tokens": ("2048", {"max_batched_tokens": 2048}),
     "watch-engine-metrics": ("false", {"watch_engine_metrics": False}),
     "line-tokens": ("9000", {"line_tokens": 9000}),

@@ -165,6 +165,16 @@ MISTRAL_7B = gqa("mistral", 32, 32, 8, 4096, sliding_window=4096)
 DEEPSEEK_V3 = mla("deepseek_v3", 61, num_nextn_predict_layers=1)
 DEEPSEEK_V32 = mla("deepseek_v32", 61, index_head_dim=128, index_n_heads=64)
 
+WHISPER = {
+    "model_type": "whisper",
+    "decoder_layers": 4,
+    "decoder_attention_heads": 6,
+    "d_model": 384,
+    "encoder_layers": 4,
+    "max_source_positions": 1500,
+    "max_target_positions": 448,
+}
+
 FACTS = [
     Fact("Llama-3.1-8B", LLAMA_8B, 131072),
     Fact("Llama-3.1-70B", gqa("llama", 80, 64, 8, 8192), 327680),

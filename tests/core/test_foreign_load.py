@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from kvgate.core.correction import FLOOR, LOOKS_TO_BELIEVE, NOTHING, Correction, Look
+from kvgate.core.correction import FLOOR, KEPT, LOOKS_TO_BELIEVE, NOTHING, Correction, Look
 from kvgate.core.gate import Gate
 from kvgate.core.records import Ask, Ending, Granted, PoolFacts, Reason, Refused
 
@@ -41,7 +41,7 @@ def test_what_each_sequence_holds_bounds_what_is_theirs() -> None:
     assert fixed.fraction == pytest.approx(0.90 - 0.320)
 
 
-def test_nothing_comes_back_while_they_are_there_and_all_of_it_after() -> None:
+def test_nothing_comes_back_while_they_are_there_and_all_of_it_a_minute_after() -> None:
     fixed = Correction(0.90)
     for n in range(400):
         fixed.look(look(n * PERIOD, 300, 500, running=7, sent=3))
@@ -49,7 +49,29 @@ def test_nothing_comes_back_while_they_are_there_and_all_of_it_after() -> None:
     assert low <= 0.90 - 200 / TOTAL
     # As many as were sent: they have gone.
     after = next(n for n in range(1000) if fixed.look(look(1200 + n * PERIOD, 300, 290, 3, 3)) >= 0.90)
-    assert 60 < after * PERIOD < 600
+    assert KEPT - PERIOD <= after * PERIOD <= KEPT + PERIOD
+
+
+def test_who_comes_and_goes_has_what_it_had_at_most_held_back_all_the_time() -> None:
+    fixed = Correction(0.90)
+    seen = []
+    for n in range(200):
+        is_there = n % 20 < 10  # half a minute there, half a minute not
+        seen.append(fixed.look(look(n * PERIOD, 300, 500 if is_there else 300, 7 if is_there else 3, 3)))
+    assert max(seen[LOOKS_TO_BELIEVE:]) == pytest.approx(0.90 - fixed.held_back / TOTAL)
+    assert fixed.held_back == 286  # four of seven
+
+
+def test_a_preemption_beside_them_is_not_forgotten_with_them() -> None:
+    fixed = Correction(0.90)
+    for n in range(4):
+        fixed.look(replace(look(n * PERIOD, 300, 500, running=7, sent=3), preemptions=n))
+    own = fixed.own
+    assert own < 0.90
+    low = fixed.fraction
+    gone = [fixed.look(replace(look(12 + n * PERIOD, 300, 290, 3, 3), preemptions=3)) for n in range(22)]
+    assert gone[0] == low < own
+    assert own <= gone[-1] < 0.90
 
 
 def test_of_a_foreign_client_that_has_less_now_the_difference_comes_back() -> None:

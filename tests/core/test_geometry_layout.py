@@ -179,7 +179,7 @@ def test_v12_a_prefix_found_within_a_block_has_its_state_copied() -> None:
     whole = replace(PLAIN, prefix_caching=True, match_unit=784)
     part = replace(whole, match_unit=16)
     lone, shared = (layout_for(QWEN35_27B, part, way).price(50_000, 1, CONTEXT) for way in (False, True))
-    assert lone == shared == layout_for(QWEN35_27B, whole).price(50_000, 1, CONTEXT) + 3
+    assert lone == shared == layout_for(QWEN35_27B, whole).price(50_000, 1, CONTEXT) + 4
 
 
 def test_v12_states_in_flight_may_be_kept_back_once_for_all() -> None:

@@ -17,6 +17,7 @@ from model_facts import (
     KIMI_K3,
     LLAMA_8B,
     NEMOTRON_NANO,
+    WHISPER,
     Fact,
     gqa,
 )
@@ -189,15 +190,6 @@ def test_llama_4_takes_its_list_of_layers_without_rope() -> None:
     ]
 
 
-WHISPER = {
-    "model_type": "whisper",
-    "decoder_layers": 4,
-    "decoder_attention_heads": 6,
-    "d_model": 384,
-    "encoder_layers": 4,
-    "max_source_positions": 1500,
-    "max_target_positions": 448,
-}
 MLLAMA = gqa("mllama_text_model", 40, 32, 8, 4096, cross_attention_layers=[3, 8, 13, 18, 23, 28, 33, 38])
 
 

@@ -100,3 +100,20 @@ def test_one_that_comes_back_stands_before_those_that_came_after_it() -> None:
     keys = [a.key for a in gate.ended(2, Ending.COMPLETED, 6.0)]
     assert keys[0] == back
     assert later not in keys
+
+
+def test_a_refusal_beside_one_that_room_is_kept_for_names_a_cap_that_leaves_it() -> None:
+    gate = Gate(pool(100), passes_max=0)
+    first = gate.ask(ask(100, identity=1), 0.0)
+    assert isinstance(first, Granted)
+    for tries in range(2):  # so that room is kept for it
+        assert isinstance(gate.ask(ask(30, identity=2, tries=tries), 1.0), Refused)
+    gate.ended(first.key, Ending.CANCELLED, 1.0)
+    place = gate.places.favoured(1.0)
+    assert place is not None
+    place.due = 1.5  # before any newcomer would be over
+    newcomer = gate.ask(ask(80, identity=0), 1.5)
+    assert isinstance(newcomer, Refused)
+    assert (newcomer.free_tokens, newcomer.output_cap_that_fits) == (70, 70)
+    assert isinstance(gate.explain(ask(71, identity=0), 1.5), Refused)
+    assert isinstance(gate.explain(ask(70, identity=0), 1.5), Granted)

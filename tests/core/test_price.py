@@ -23,9 +23,22 @@ POOL = PoolFacts(total_blocks=1000, block_size=16, context=2048, safety_fraction
 
 
 def pool(
-    total: int = 1000, block_size: int = 16, context: int = 2048, seqs: int | None = None, lookahead: int = 0
+    total: int = 1000,
+    block_size: int = 16,
+    context: int = 2048,
+    seqs: int | None = None,
+    lookahead: int = 0,
+    engine_context: int | None = None,
 ) -> PoolFacts:
-    return PoolFacts(total, block_size, context, seqs, safety_fraction=1.0, lookahead=lookahead)
+    return PoolFacts(
+        total,
+        block_size,
+        context,
+        seqs,
+        safety_fraction=1.0,
+        lookahead=lookahead,
+        engine_context=engine_context,
+    )
 
 
 pools = st.builds(
@@ -72,7 +85,12 @@ def test_the_last_token_is_not_stored_and_lookahead_is(
 
 
 def test_nothing_is_stored_beyond_the_context() -> None:
-    assert blocks_for(100, 28, pool(context=128, lookahead=50)) == 8
+    assert blocks_for(100, 28, pool(context=128, lookahead=50, engine_context=128)) == 8
+
+
+def test_beyond_a_context_that_is_not_the_engines_own_it_stores_what_it_looks_ahead() -> None:
+    assert blocks_for(100, 28, pool(context=128, lookahead=50, engine_context=4096)) == 12
+    assert blocks_for(100, 28, pool(context=128, lookahead=50)) == 12
 
 
 def test_llama_3_1_8b_takes_128_kib_for_a_token() -> None:

@@ -28,7 +28,7 @@ SNAPSHOT = """{
     "block_size": 16, "live": 3, "waiting": 2, "context": 4096, "max_seqs": 8, "reserved_seqs": 3
   }],
   "counters": {
-    "requests": 12, "admissions": 7, "double_releases": 0,
+    "requests": 12, "admissions": 7, "double_releases": 0, "moves": 3,
     "refusals": {"kv_capacity": 5}, "releases": {"completed": 4}
   }
 }"""

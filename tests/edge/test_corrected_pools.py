@@ -17,10 +17,12 @@ import httpx
 import pytest
 from harness import Response, fetch
 from inside import settle, until
-from test_upstreams import NOTHING_GIVEN, Fake, answered, ask, before, sent
+from several_engines import Fake, answered, ask, before, sent
+from test_upstreams import NOTHING_GIVEN
 
 from engine_pages import llamacpp, pages, vllm
 from kvgate.config import Settings, at
+from kvgate.core.correction import KEPT
 from kvgate.core.tenancy import ClassRule
 from kvgate.edge.embedded import EmbeddedEngine
 from kvgate.edge.gateway import Gateway
@@ -75,7 +77,7 @@ async def test_ceilings_follow_a_correction_at_once_and_what_waits_is_let_in_by_
         assert account.tenant.ceiling == 80
         # The operator's fraction is there again: both fit below the ceiling of then.
         assert upstream.drift is not None
-        upstream.drift.correction.fraction = 0.96
+        upstream.drift.correction.own = 0.96
         upstream.drift.correction.ceiling = 0.96
         await looked(gateway, engine, 2)
         assert ceilings(gateway) == (96, 38)
@@ -165,12 +167,11 @@ async def test_what_a_foreign_client_holds_is_held_back_while_it_is_there() -> N
         assert (await holding.response()).status == 200
         engine.pages |= slots(idle=8)
         assert upstream.drift is not None
-        steps = 0
-        while upstream.facts.usable_blocks < 270:
-            upstream.drift.correction._rose = -1e9  # long ago
-            await sizing.look(gateway.upstreams)
-            steps += 1
-        assert 60 < steps < 150  # small ones
+        await sizing.look(gateway.upstreams)
+        assert upstream.facts.usable_blocks == 0  # they may come back
+        upstream.drift.correction._since -= KEPT
+        await sizing.look(gateway.upstreams)
+        assert upstream.facts.usable_blocks == 270
         assert (await answered(gateway, ask("tiny", tokens=199))).status == 200
 
 

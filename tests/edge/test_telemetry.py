@@ -24,7 +24,7 @@ def figures(of: Telemetry) -> dict[str, float]:
 @pytest.fixture
 def shown() -> Telemetry:
     empty = {"version": "1", "ready": True, "uptime_seconds": 0.0, "pools": []}
-    counters = {"admissions": 0, "double_releases": 0, "refusals": {}, "releases": {}}
+    counters = {"admissions": 0, "double_releases": 0, "moves": 0, "refusals": {}, "releases": {}}
     return Telemetry(lambda: empty | {"counters": counters})
 
 
@@ -79,7 +79,7 @@ def series(of: Telemetry, name: str) -> dict[str, float]:
 
 
 def tenant_telemetry(snapshot: dict[str, Any], *tenants: str) -> Telemetry:
-    counters = {"admissions": 0, "double_releases": 0, "refusals": {}, "releases": {}}
+    counters = {"admissions": 0, "double_releases": 0, "moves": 0, "refusals": {}, "releases": {}}
     empty = {"version": "1", "ready": True, "uptime_seconds": 0.0, "pools": [], "counters": counters}
     return Telemetry(lambda: empty | snapshot, tenants)
 

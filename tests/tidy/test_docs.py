@@ -32,6 +32,10 @@ OTHER_FLAGS = {
         "--override-generation-config",
         "--max-num-seqs",
         "--tensor-parallel-size",
+        "--pipeline-parallel-size",
+        "--kv-offloading-size",
+        "--kv-transfer-config",
+        "--no-enable-prefix-caching",
         "--max-num-batched-tokens",
         "--middleware",
         "--ctx-size",
@@ -60,7 +64,7 @@ def our_files() -> list[Path]:
 def exposed_metrics() -> set[str]:
     """Names as a scrape shows them, without the series that the library adds to each."""
     pool = {key: 0 for _, key, _ in POOL_GAUGES}
-    counters = {"admissions": 0, "double_releases": 0, "refusals": {}, "releases": {}}
+    counters = {"admissions": 0, "double_releases": 0, "moves": 0, "refusals": {}, "releases": {}}
     snapshot: dict[str, Any] = {"version": "0", "ready": True, "uptime_seconds": 0.0}
     snapshot |= {"loop_lag": LoopLag().snapshot()}
     snapshot |= {"pools": [{"engine": "vllm", "upstream": "a", "up": True} | pool], "counters": counters}

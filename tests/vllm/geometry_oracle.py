@@ -16,7 +16,11 @@ from typing import Any
 import torch
 from vllm.sampling_params import SamplingParams
 from vllm.v1.core.kv_cache_manager import KVCacheManager
-from vllm.v1.core.kv_cache_utils import generate_scheduler_kv_cache_config, get_kv_cache_configs
+from vllm.v1.core.kv_cache_utils import (
+    generate_scheduler_kv_cache_config,
+    get_kv_cache_configs,
+    get_max_concurrency_for_kv_cache_config,
+)
 from vllm.v1.core.single_type_kv_cache_manager import register_all_kvcache_specs
 from vllm.v1.kv_cache_interface import (
     ChunkedLocalAttentionSpec,
@@ -72,7 +76,7 @@ def config_for(job: dict[str, Any]) -> SimpleNamespace:
             num_gpu_blocks_override=None,
             mamba_cache_mode=job["mamba_mode"],
             enable_prefix_caching=False,
-            prefix_cache_retention_interval=None,
+            prefix_cache_retention_interval=job["retention"],
             block_size=job["block_size"],
             get_resolved_kv_cache_layout=lambda: KVCacheLayout.LBNHC,
         ),
@@ -154,6 +158,9 @@ def peak_of(manager: KVCacheManager, job: dict[str, Any], case: dict[str, Any], 
         rest = case["prompt"] - one.computed
         most = min(rest, job["budget"])
         tokens = most if case["whole_chunks"] else draw.randint(1, most)
+        if case["whole_chunks"] and job["mamba_mode"] == "align" and most < rest:
+            # As the scheduler does beside states: chunks end at the borders of blocks.
+            tokens = max(job["block_size"], most // job["block_size"] * job["block_size"])
         final = one.step(tokens, batches, lookahead, encoder)
         peak = max(peak, final)
     while one.computed < one.end:
@@ -221,6 +228,7 @@ def main() -> None:
                 ),
                 "bytes_per_block": settings["memory"] // pool.num_blocks,
                 "num_blocks": pool.num_blocks,
+                "longest": pool.num_blocks / get_max_concurrency_for_kv_cache_config(config, pool),
                 "cases": [peak_of(manager, settings, case, f"r{i}") for i, case in enumerate(model["cases"])],
                 "storms": [storm(manager, settings, one) for one in model.get("storms", [])],
             }

@@ -35,6 +35,7 @@ from kvgate.core.geometry import (
 )
 from kvgate.core.geometry.groups import _hybrid_block
 from kvgate.core.geometry.pages import state_bytes
+from kvgate.core.geometry.planned import planned_blocks
 
 pytestmark = pytest.mark.vllm
 
@@ -84,6 +85,7 @@ class Job:
 
     ask: dict[str, Any]
     geometry: ModelGeometry
+    serving: Serving
     alone: KVLayout
     shared: KVLayout
 
@@ -110,6 +112,7 @@ def model_job(name: str, config: dict[str, Any], draw: random.Random) -> Job | N
             max_batched_tokens=draw.choice([512, 2048, 8192]),
             concurrent_batches=draw.choice([1, 2, 3]),
             prefix_caching=any(layer.kind is Kind.STATE for layer in geometry.layers) and draw.random() < 0.5,
+            retention_interval=draw.choice([0, None]),
             encoder_tokens=1500 if any(layer.kind is Kind.CROSS for layer in geometry.layers) else None,
         )
         alone, shared = layout_for(geometry, serving), layout_for(geometry, serving, shared_transient=True)
@@ -139,12 +142,13 @@ def model_job(name: str, config: dict[str, Any], draw: random.Random) -> Job | N
         "batches": serving.batches,
         "lookahead": 0,
         "drafts": 0,
-        "mamba_mode": "align" if serving.prefix_caching else "none",
+        "mamba_mode": serving.states,
+        "retention": serving.retention_interval,
         "encoder": serving.encoder_tokens or 0,
         "memory": MEMORY,
     }
     asked = {"name": name, "layers": layers, "job": job, "cases": shapes(draw, 30000)}
-    return Job(asked, geometry, alone, shared)
+    return Job(asked, geometry, serving, alone, shared)
 
 
 def ask_oracle(models: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -176,6 +180,10 @@ def test_the_price_is_never_below_what_vllm_allocates_and_close_above_it() -> No
         groups = sorted([g.layers, 0 if g.kind is Kind.STATE else g.block_size] for g in job.alone.groups)
         if groups != answer["groups"] or MEMORY // job.alone.bytes_per_block != answer["num_blocks"]:
             wrong.append(f"{name}: groups {groups}, vLLM {answer['groups']}, {answer['num_blocks']} blocks")
+        serving = job.serving
+        planned = planned_blocks(job.alone.groups, serving, serving.in_flight, CONTEXT)
+        if planned is not None and abs(planned - answer["longest"]) > 0.01:
+            wrong.append(f"{name}: vLLM plans {answer['longest']} blocks for its longest, not {planned}")
         for case, (peak, final, settled) in zip(job.ask["cases"], answer["cases"], strict=True):
             shape = (case["prompt"], case["cap"], CONTEXT)
             price, shared = job.alone.price(*shape), job.shared.price(*shape)

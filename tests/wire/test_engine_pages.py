@@ -66,8 +66,9 @@ def test_ollama_is_slots_of_a_whole_context() -> None:
     found = found_in("ollama", ollama(4096), Given(max_seqs=4))
     assumed = found_in("ollama", ollama(4096))
 
-    assert found.facts == PoolFacts(4, 4096, 4096, 4, safety_fraction=1.0, engine="ollama")
-    assert assumed.facts == PoolFacts(1, 4096, 4096, 1, safety_fraction=1.0, engine="ollama")
+    slots = PoolFacts(4, 4096, 4096, 4, safety_fraction=1.0, engine="ollama", engine_context=4096)
+    assert found.facts == slots
+    assert assumed.facts == replace(slots, total_blocks=1, max_seqs=1)
     assert [f.code for f in assumed.warnings] == ["slots_assumed"]
 
 

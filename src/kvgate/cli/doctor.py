@@ -42,7 +42,8 @@ COUNT = click.IntRange(1)
 @click.option("--model-config", type=click.File("rb"), metavar="FILE", help="config.json of a hybrid model.")
 @click.option("--lookahead", type=click.IntRange(0), metavar="N", help="As for serve; beats what is read.")
 @click.option("--tensor-parallel", default=1, type=COUNT, metavar="N", help="As for serve.")
-@click.option("--max-batched-tokens", default=8192, type=COUNT, metavar="N", help="As for serve.")
+@click.option("--pipeline-parallel", default=1, type=COUNT, metavar="N", help="As for serve.")
+@click.option("--max-batched-tokens", type=COUNT, metavar="N", help="As for serve.")
 @click.option("--upstream-ca", type=click.Path(exists=True, dir_okay=False), metavar="FILE", help="Its CA.")
 @click.option(
     "--api-key-env",
@@ -59,7 +60,8 @@ def doctor(
     engine: str | None,
     model_config: BinaryIO | None,
     tensor_parallel: int,
-    max_batched_tokens: int,
+    pipeline_parallel: int,
+    max_batched_tokens: int | None,
     upstream_ca: str | None,
     api_key_env: str,
     admin: str | None,
@@ -79,7 +81,8 @@ def doctor(
     """
     given = Given(**sizes, model_config=_config(model_config))
     if model_config is not None:
-        given = replace(given, serving=Serving(tp=tensor_parallel, max_batched_tokens=max_batched_tokens))
+        serving = Serving(tp=tensor_parallel, pp=pipeline_parallel, max_batched_tokens=max_batched_tokens)
+        given = replace(given, serving=serving)
     try:
         key = key_from(api_key_env)
     except ValueError as wrong:

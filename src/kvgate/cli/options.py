@@ -74,8 +74,10 @@ OPTIONS: tuple[Option, ...] = (
            "The model's config.json, for vLLM and a model with several kinds of layers.", "FILE"),
     Option("tensor-parallel", ("tensor_parallel",), COUNT, _ENGINE,
            "With --model-config: vLLM's --tensor-parallel-size.", "N"),
+    Option("pipeline-parallel", ("pipeline_parallel",), COUNT, _ENGINE,
+           "With --model-config: vLLM's --pipeline-parallel-size.", "N"),
     Option("max-batched-tokens", ("max_batched_tokens",), COUNT, _ENGINE,
-           "With --model-config: vLLM's --max-num-batched-tokens.", "N"),
+           "With --model-config: vLLM's --max-num-batched-tokens; unset: the engine is asked.", "N"),
     Option("watch-engine-metrics", ("watch_engine_metrics",), click.BOOL, _ENGINE,
            "Compare the books with the engine's own figures, and reserve less where it shows that it has "
            "less.", "BOOLEAN"),

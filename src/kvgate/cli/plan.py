@@ -78,7 +78,11 @@ ENGINE_OPTIONS = ("engine", "total_blocks", "max_seqs", "lookahead", "upstream_c
     type=click.Choice(KV_DTYPES),
     help="Type of the KV cache.",
 )
-@click.option("--max-num-batched-tokens", default=8192, show_default=True, type=COUNT)
+@click.option(
+    "--max-num-batched-tokens",
+    type=COUNT,
+    help="Token budget of a step. Default: 8192, or what the engine's own figures say.",
+)
 @click.option("--context", type=COUNT, help="Tokens of a sequence. Default: the engine's, or the model's.")
 @click.option("--encoder-tokens", type=COUNT, help="Image or audio tokens that cross attention keeps.")
 @click.option("--engine", type=click.Choice(sorted(ENGINES)), help="What runs at --upstream; unset: ask.")

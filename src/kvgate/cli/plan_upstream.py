@@ -65,7 +65,7 @@ class RunningPool:
         cap = rest if output_cap is None else min(output_cap, rest)
         peak = final = blocks_for(prompt_tokens, cap, facts)
         if facts.geometry is not None:
-            final = facts.geometry.blocks(prompt_tokens, cap, facts.context).final
+            final = facts.geometry.blocks(prompt_tokens, cap, facts.engine_context).final
         fit = facts.usable_blocks // peak
         return Held(
             prompt_tokens, cap, peak, final, fit if facts.max_seqs is None else min(fit, facts.max_seqs)

@@ -19,7 +19,10 @@ from kvgate.core.tenancy import ClassRule, TenantRule
 from kvgate.edge.tenants import class_rules, tenant_rules
 from kvgate.wire.engines.known import ENGINES
 
-_COUNTS = ("total_blocks", "block_size", "context", "max_seqs", "ranks")
+_COUNTS = (
+    *("total_blocks", "block_size", "context", "max_seqs", "ranks"),
+    *("tensor_parallel", "pipeline_parallel", "max_batched_tokens"),
+)
 
 
 class Table(ParamType):

@@ -7,10 +7,10 @@ either it becomes more again, slowly.
 
 Blocks alone do not show all that a foreign client has: those of ours that have not grown yet hide as
 much. So sequences count, too: while more are at work than were sent, at least what was seen of theirs
-is held back, down to nothing where they have everything. Use above the ledger without them may be
-the engine's own way of counting, and is held back down to `floor` only.
+is held back, down to nothing where they have everything, and for `KEPT` seconds after. Use above the
+ledger without them may be the engine's own way of counting, and is held back down to `floor` only.
 
-Promises: the fraction is never above `ceiling`, nor, unless foreign sequences are seen, below `floor`;
+Promises: the fraction is never above `ceiling`, nor, unless foreign sequences were seen, below `floor`;
 it rises only on evidence, which a missing, blind or implausible look is not; without looks for `STALE`
 seconds it falls back to `start`, and no lower. It may be less than what is reserved: that stays
 held, and nobody is let in until as much has ended. If it were held up to what is reserved, a busy
@@ -41,6 +41,8 @@ FULL_ENOUGH = 0.75
 FLOOR = 0.30
 # As little as a fraction can be: no block of any pool.
 NOTHING = 1e-9
+# For so long after foreign sequences were last seen to have that much, it is held back for them.
+KEPT: Seconds = 60.0
 # A share of the pool is rounded to a block.
 ROUNDING = 1
 # Where many come and go, a page lags behind the books by a few.
@@ -70,6 +72,7 @@ class Look:
 class Correction:
     """The fraction of one pool, from look to look.
 
+    `own`: what it would be without foreign sequences; `held_back`: blocks for those.
     `start`: the operator's fraction. `ceiling`: the most that it may become, 1.0 for `auto` where
     capacity and price are the engine's own to the block, else `start`.
     """
@@ -79,7 +82,8 @@ class Correction:
         if not 0.0 < start <= ceiling <= 1.0:
             raise Misuse(f"0 < start <= ceiling <= 1 must hold, got {start} and {ceiling}")
         self.start, self.ceiling, self.floor = start, ceiling, min(floor, start)
-        self.fraction = start
+        self.fraction = self.own = start
+        self.held_back = 0
         self.pace = PACE_FIRST
         self.preemptions = 0
         self.overuses = 0
@@ -90,6 +94,8 @@ class Correction:
         self._counter: int | None = None
         self._over_in_a_row = 0
         self._rose: Seconds | None = None
+        self._lately = 0  # most blocks of foreign sequences since `_since`, when they had `held_back`
+        self._since: Seconds = 0.0
 
     def look(self, look: Look) -> float:
         """Take in one look; returns the fraction that holds from now on."""
@@ -98,22 +104,47 @@ class Correction:
         self.last_look = look.now
         fresh = self._new_preemptions(look.preemptions)
         over = self._is_over(look)
-        before = self.fraction
-        if fresh or over:
-            self._step_down(look, fresh, over)
-        if fresh or self.fraction < before or (self.foreign_blocks and not over):
+        before = self.own
+        if over:
+            self.overuses += 1
+        self._hold_back(look.now, believed=over and self.foreign_seqs > 0)
+        if over and not self.foreign_seqs:
+            # One reading is enough to know how much.
+            self._lower(
+                self._left(self.foreign_blocks, look.total), again=self._over_in_a_row > LOOKS_TO_BELIEVE
+            )
+        if fresh:
+            self._lower(self.own - STEP_DOWN)
+        if self.own < before or fresh or (self.foreign_blocks and (self.foreign_seqs or not over)):
             self._rose = look.now
         else:
-            self._rise(look, self._left(look) if over else self.ceiling)
-        return self.fraction
+            self._rise(look, self._left(self.foreign_blocks, look.total) if over else self.ceiling)
+        return self._settle(look.total)
 
     def blind(self, now: Seconds) -> float:
         """There was nothing to see. Nothing is learned; what was gained by looking is lost in time."""
         self._over_in_a_row = 0
-        self._rose = now
+        self._rose = self._since = now
         if self.last_look is not None and now - self.last_look >= STALE:
-            self.fraction = min(self.fraction, self.start)
+            self.own = min(self.own, self.start)
+            self.fraction = min(self.fraction, self.own)
         return self.fraction
+
+    def _settle(self, total: int) -> float:
+        self.fraction = self.own
+        if self.held_back:
+            self.fraction = max(NOTHING, min(self.own, self._left(self.held_back, total)))
+        return self.fraction
+
+    def _hold_back(self, now: Seconds, *, believed: bool) -> None:
+        """As much as foreign sequences have, or had at most in the time just past."""
+        theirs = self.foreign_blocks if believed else min(self.foreign_blocks, self.held_back)
+        if theirs >= self.held_back:
+            self.held_back, self._lately, self._since = theirs, 0, now
+            return
+        self._lately = max(self._lately, theirs)
+        if now - self._since >= KEPT:
+            self.held_back, self._lately, self._since = self._lately, theirs, now
 
     def _new_preemptions(self, counter: int | None) -> int:
         before, self._counter = self._counter, self._counter if counter is None else counter
@@ -141,28 +172,21 @@ class Correction:
             return sum(sorted(look.each, reverse=True)[: self.foreign_seqs])  # at most
         return -(-used * self.foreign_seqs // look.running)  # their part of all
 
-    def _step_down(self, look: Look, fresh: int, over: bool) -> None:
-        if fresh or self._over_in_a_row == LOOKS_TO_BELIEVE:  # and not while the same thing goes on
+    def _left(self, blocks: int, total: int) -> float:
+        """The fraction that somebody else's blocks leave over."""
+        return self.start - blocks / max(1, total)
+
+    def _lower(self, wanted: float, *, again: bool = False) -> None:
+        """`again`: for what it was lowered for already, and the same thing goes on."""
+        if not again:
             self.pace = min(PACE_LONGEST, self.pace * 2)
-        if fresh:
-            self._lower(self.fraction - STEP_DOWN, self.floor)
-        if over:
-            self.overuses += 1
-            # What somebody else uses is not there for us; one reading is enough to know how much.
-            self._lower(self._left(look), NOTHING if self.foreign_seqs else self.floor)
-
-    def _left(self, look: Look) -> float:
-        """What somebody else leaves over."""
-        return self.start - self.foreign_blocks / max(1, look.total)
-
-    def _lower(self, wanted: float, floor: float) -> None:
-        self.fraction = min(self.fraction, max(floor, wanted))
+        self.own = min(self.own, max(self.floor, wanted))
 
     def _rise(self, look: Look, most: float) -> None:
-        if self.fraction >= most:
+        if self.own >= most:
             return
         # Up to `start` it rises by itself; beyond, only a full pool shows that there is more.
-        if self.fraction >= self.start and not self._is_evidence(look):
+        if self.own >= self.start and not self._is_evidence(look):
             self._rose = look.now
             return
         if self._rose is None:
@@ -170,11 +194,11 @@ class Correction:
         steps = int((look.now - self._rose) / self.pace)
         if steps > 0:
             # One step a look: evidence for more has not been seen.
-            self.fraction = min(most, self.fraction + STEP_UP)
+            self.own = min(most, self.own + STEP_UP)
             self.pace = max(PACE_FIRST, self.pace * PACE_EASES)
             self._rose = look.now
 
     def _is_evidence(self, look: Look) -> bool:
-        is_full = look.reserved >= FULL_ENOUGH * self.fraction * look.total
+        is_full = look.reserved >= FULL_ENOUGH * self.own * look.total
         # A page that shows an empty pool under load is not the engine's word of now.
         return is_full and bool(look.used) and look.preemptions is not None

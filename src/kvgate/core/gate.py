@@ -163,12 +163,12 @@ class Gate:
         """What `ask` would be answered now without waiting. Changes nothing."""
         found = self._price(ask)
         if isinstance(found, Reason):
-            return self._describe(found, ask)
+            return self._describe(found, ask, now)
         priced, blocks, seqs = found
         passed: Sequence[Waiter] = self._passed_by(ask, now) if self.line else ()
         if self._is_let_by(passed, ask) and self._may_go(ask, priced, blocks, seqs, now, now):
             return Granted(0, priced.blocks, priced.sequences, priced.output_cap)
-        return self._describe(self._why_not(ask, blocks), ask)
+        return self._describe(self._why_not(ask, blocks), ask, now)
 
     def _price(self, ask: Ask) -> Reason | tuple[Price, int, int]:
         """Its price, and the blocks and sequences that it is charged; or why it can never get in."""
@@ -204,15 +204,13 @@ class Gate:
         tenant = ask.tenant
         if tenant.ceiling is not None and not self.line.shares.account(tenant).may_take(blocks):
             return False
-        favoured = self.places.favoured(now)
+        kept = self.places.room_kept(now, self.ledger.facts.usable_blocks)
         return (
-            favoured is None
-            or since <= favoured.since
-            or favoured.passes < self.places.passes_max
-            or favoured.blocks > self.ledger.facts.usable_blocks  # for now, nothing makes room for it
-            or self.ledger.fits(blocks + favoured.blocks, seqs + favoured.seqs)
+            kept is None
+            or since <= kept.since
+            or self.ledger.fits(blocks + kept.blocks, seqs + kept.seqs)
             # Room that will be back before the absent one is does not have to lie idle.
-            or now + self.forecast.expected_life(priced.output_cap, tenant.name) <= favoured.due
+            or now + self.forecast.expected_life(priced.output_cap, tenant.name) <= kept.due
         )
 
     def _why_not(self, ask: Ask, blocks: int) -> Reason:
@@ -273,7 +271,7 @@ class Gate:
         self, reason: Reason, ask: Ask, now: Seconds, key: Key | None = None, place: Place | None = None
     ) -> Refused:
         self.refusals[reason] += 1
-        refused = self._describe(reason, ask, key)
+        refused = self._describe(reason, ask, now, key)
         if not reason.is_busy:
             return refused
         needed = -(-refused.needed_tokens // self.ledger.facts.block_size)
@@ -287,11 +285,15 @@ class Gate:
             self.places.keep(ask.identity, Place(since, needed, seqs, now + wait, tries, passes))
         return replace(refused, retry_after=wait)
 
-    def _describe(self, reason: Reason, ask: Ask, key: Key | None = None) -> Refused:
-        # What has to be left for those who wait is not free for a newcomer, and behind a head that
-        # waits for sequences blocks may be free and still nobody gets in.
+    def _describe(self, reason: Reason, ask: Ask, now: Seconds, key: Key | None = None) -> Refused:
+        # What has to be left for those who wait, and for one who will be back, is not free for a newcomer,
+        # and behind a head that waits for sequences blocks may be free and still nobody gets in.
         ceiling = ask.tenant.ceiling
         room = None if ceiling is None else max(0, ceiling - self.line.shares.account(ask.tenant).held)
-        free = max(0, self.ledger.free_blocks - self.line.blocks)
+        free = self.ledger.free_blocks - self.line.blocks
         free_seqs = 0 if self.line else self.ledger.free_seqs
-        return figures(reason, ask, self.ledger.facts, free, free_seqs, room, key)
+        kept = self.places.room_kept(now, self.ledger.facts.usable_blocks)
+        if kept is not None:
+            free -= kept.blocks
+            free_seqs = None if free_seqs is None else max(0, free_seqs - kept.seqs)
+        return figures(reason, ask, self.ledger.facts, max(0, free), free_seqs, room, key)

@@ -71,6 +71,14 @@ class Places:
         kept_for = self._kept_for  # looked at after that, which may have chosen another
         return None if kept_for is None else self._kept.get(kept_for)
 
+    def room_kept(self, now: Seconds, usable: int) -> Place | None:
+        """The favoured one, if newcomers have to leave room for it: not before it was passed often enough,
+        and not while it needs more than is `usable`, when nothing makes room for it."""
+        place = self.favoured(now)
+        if place is None or place.passes < self.passes_max or place.blocks > usable:
+            return None
+        return place
+
     def expire(self, now: Seconds) -> None:
         while self._by_due and self._by_due[0][0] + GRACE < now:
             self._drop(heappop(self._by_due))

@@ -48,14 +48,16 @@ def blocks_for(prompt_tokens: int, output_cap: int, facts: PoolFacts) -> int:
     """Blocks that one sequence holds at its longest.
 
     `ceil((P + M - 1 + lookahead) / block_size)`: the last token is sampled but never stored, and
-    nothing is stored beyond the context. A pool of several groups is priced by its layout.
+    nothing is stored beyond the engine's context. A pool of several groups is priced by its layout.
     """
-    layout = facts.geometry
+    layout, limit = facts.geometry, facts.engine_context
     if layout is not None:
         # The pool may hold more lookahead than the layout knows of, never less.
         ahead = max(0, facts.lookahead - layout.lookahead)
-        return layout.price(prompt_tokens, output_cap + ahead, facts.context)
-    stored = min(prompt_tokens + output_cap - 1 + facts.lookahead, facts.context)
+        return layout.price(prompt_tokens, output_cap + ahead, limit)
+    stored = prompt_tokens + output_cap - 1 + facts.lookahead
+    if limit is not None and stored > limit:
+        stored = limit
     return -(-max(stored, 1) // facts.block_size)
 
 

@@ -76,7 +76,8 @@ class PoolFacts:
     `total_blocks` blocks of `block_size` tokens; `context` tokens a sequence may reach;
     `max_seqs` sequences the engine runs at once (None: no limit); `lookahead` tokens of
     speculative decoding held beyond the answer. `geometry`: the groups of a model whose sequences
-    take blocks from several of them (None: one full-attention group).
+    take blocks from several of them (None: one full-attention group). `engine_context`: tokens beyond
+    which the engine stores nothing, which may be more than `context` (None: not known).
     """
 
     total_blocks: int
@@ -88,6 +89,7 @@ class PoolFacts:
     engine: str = "generic"
     geometry: KVLayout | None = None
     most_fraction: float | None = None
+    engine_context: int | None = None
     usable_blocks: int = field(init=False, repr=False, compare=False)
     """Blocks that may be reserved: `floor(total x safety_fraction)`, less what `geometry` keeps back."""
     most_blocks: int = field(init=False, repr=False, compare=False)

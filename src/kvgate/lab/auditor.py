@@ -38,9 +38,14 @@ def law(holds: bool, text: str) -> None:
         raise Violation(text)
 
 
+def stored(tokens: int, facts: PoolFacts) -> int:
+    """Of a sequence that would be so long, drafts included."""
+    return tokens if facts.engine_context is None else min(tokens, facts.engine_context)
+
+
 def pages(prompt: int, cap: int, facts: PoolFacts) -> int:
     """Pages touched by the stored tokens of one sequence, counted and not divided."""
-    last = min(prompt + min(cap, facts.context - prompt) - 1 + facts.lookahead, facts.context)
+    last = stored(prompt + min(cap, facts.context - prompt) - 1 + facts.lookahead, facts)
     return len(range(0, last, facts.block_size))
 
 
@@ -95,9 +100,8 @@ class Engine:
         return sum(held for _, _, held in self.running.get(key, ()))
 
     def _fill(self, sequence: list[int]) -> None:
-        while sequence[2] * self.facts.block_size < min(
-            sequence[0] + self.facts.lookahead, self.facts.context
-        ):
+        last = stored(sequence[0] + self.facts.lookahead, self.facts)
+        while sequence[2] * self.facts.block_size < last:
             sequence[2] += 1
             self.held += 1
 

@@ -253,7 +253,7 @@ class Episode:
         law(not waiting and self.engine.held == 0, f"still there after the end: {waiting}")
         law(self.gate.admissions == sum(self.gate.releases.values()), "admissions are not releases")
         room = self.gate.facts.usable_blocks
-        facts = replace(self.gate.facts, block_size=1, lookahead=0, context=room + 1)
+        facts = replace(self.gate.facts, block_size=1, lookahead=0, context=room + 1, engine_context=None)
         if room > 0:
             self.resized(facts)
             whole = self.gate.ask(Ask(prompts=(1,), output_cap=room), self.now)

@@ -66,13 +66,15 @@ def draw_tenants(rng: Random) -> tuple[Tenant, ...]:
 def draw_pool(rng: Random) -> PoolFacts:
     context = rng.choice((12, 24, 40))
     block_size = rng.choice((1, 2, 3, 8))
+    total_blocks = -(-rng.randint(context // 2, 6 * context) // block_size)
     return PoolFacts(
-        total_blocks=-(-rng.randint(context // 2, 6 * context) // block_size),
+        total_blocks=total_blocks,
         block_size=block_size,
         context=context,
         max_seqs=rng.choice((None, 1, 2, 3, 8)),
         safety_fraction=rng.choice((1.0, 0.9, 0.5)),
         lookahead=rng.choice((0, 0, 2)),
+        engine_context=(None, context, context + 1)[total_blocks % 3],
     )
 
 

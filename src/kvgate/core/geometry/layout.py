@@ -62,18 +62,17 @@ class KVLayout:
     reserve_blocks: int = 0
     shared_transient: bool = False
 
-    def price(self, prompt_tokens: int, output_cap: int, context: int) -> int:
-        """Most blocks that a sequence of this prompt and cap can hold at any step."""
-        end = prompt_tokens + output_cap - 1 + self.lookahead + self.drafts_in_flight
-        end = max(1, min(end, context))
+    def price(self, prompt_tokens: int, output_cap: int, context: int | None) -> int:
+        """Most blocks that a sequence of this prompt and cap can hold at any step. `context`: tokens that
+        a sequence may reach on this engine (None: not known)."""
+        end = self._end(prompt_tokens, output_cap, context)
         if self.shared_transient or not self.rolling:
             return self._decode(end)
         return max(self._prefill(prompt_tokens, end), self._decode(end))
 
-    def blocks(self, prompt_tokens: int, output_cap: int, context: int) -> Blocks:
-        """Peak and final blocks. `context`: tokens that a sequence may reach on this engine."""
-        end = prompt_tokens + output_cap - 1 + self.lookahead + self.drafts_in_flight
-        final = self._decode(max(1, min(end, context)))
+    def blocks(self, prompt_tokens: int, output_cap: int, context: int | None) -> Blocks:
+        """Peak and final blocks."""
+        final = self._decode(self._end(prompt_tokens, output_cap, context))
         return Blocks(self.price(prompt_tokens, output_cap, context), final)
 
     def tighter(self, other: KVLayout, total_blocks: int, shape: tuple[int, int], context: int) -> KVLayout:
@@ -83,6 +82,10 @@ class KVLayout:
             for layout in (self, other)
         )
         return other if others > mine else self
+
+    def _end(self, prompt_tokens: int, output_cap: int, context: int | None) -> int:
+        end = prompt_tokens + output_cap - 1 + self.lookahead + self.drafts_in_flight
+        return max(1, end if context is None else min(end, context))
 
     def _decode(self, end: int) -> int:
         total = self.fixed
@@ -112,6 +115,15 @@ def _most(group: Group, in_flight: int) -> int:
     return -(-(group.window - 1 + in_flight - 1) // size) + 1
 
 
+def _states(group: Group, serving: Serving, steps: int) -> Rolling:
+    """States at the borders of blocks: the settled one, one of each step in flight, and what prefills write
+    beside them. `steps`: tokens of a decoding sequence in flight."""
+    chunks = 1 if serving.retention_interval == 0 else serving.batches
+    prefill = 1 + serving.batches + chunks * group.checkpoints
+    # Any two that are held have a block's tokens between them, all of them in flight.
+    return Rolling(1, group.block_size, prefill, min(prefill, 1 + -(-steps // group.block_size)))
+
+
 def layout_for(
     model: ModelGeometry | Mapping[str, Any], serving: Serving | None = None, shared_transient: bool = False
 ) -> KVLayout:
@@ -122,39 +134,37 @@ def layout_for(
     drafts, batches = serving.draft_tokens, serving.batches
     # A request decodes its token and its drafts in each of the steps in flight.
     steps = batches * (1 + drafts) + serving.lookahead
-    budget = batches * serving.max_batched_tokens + serving.lookahead
+    in_flight = serving.in_flight + serving.lookahead
     # With several drafting modules, the last tokens may be computed again and are kept longer.
     retained = max(0, drafts - 1)
     whole: Counter[int] = Counter()
     rolling: Counter[Rolling] = Counter()
     fixed = reserve = 0
+    has_states = any(group.kind is Kind.STATE for group in groups)
     for group in groups:
         size = group.block_size
         if group.kind in (Kind.FULL, Kind.MLA):
             whole[size] += 1
-        elif group.kind is Kind.STATE and serving.states == "none":
-            fixed += 1 + drafts
-        elif group.kind is Kind.STATE and serving.states == "all":
-            whole[size] += 1
-            fixed += drafts
+            fixed += serving.copies(size) if has_states else 0
         elif group.kind is Kind.STATE:
-            copies = serving.copies_states(size)
-            fixed += copies + drafts
-            # The settled state, one of each step in flight, and what a prefill's last chunk writes beside.
-            prefill = 1 + batches + group.checkpoints
-            # Any two that are held have a block's tokens between them, all of them in flight.
-            decode = prefill if copies else min(prefill, 1 + -(-steps // size))
-            rolling[Rolling(1, size, prefill, decode)] += 1
-            reserve += (batches + 1) * serving.max_batched_tokens // size if prefill > decode else 0
+            fixed += drafts
+            if serving.states == "none":
+                fixed += 1
+            elif serving.states == "all":
+                whole[size] += 1
+            else:
+                fixed += serving.copies(size)
+                states = _states(group, serving, steps)
+                rolling[states] += 1
+                reserve += serving.not_given_back // size if states.prefill > states.decode else 0
         elif group.kind is Kind.CROSS:
             fixed += -(-_encoder_tokens(geometry, serving) // size)
         else:
             local = replace(group, window=group.window + (retained if group.kind is Kind.SLIDING else 0))
             # Shared: a request keeps its window, and what its part in flight does not fill of a block.
             kept = max(steps, size - 1 + serving.lookahead) if shared_transient else steps
-            rolling[Rolling(1, size, _most(local, budget), _most(local, kept))] += 1
-            # A request gives back what a step freed at its own next step: one step more than in flight.
-            reserve += (batches + 1) * serving.max_batched_tokens // size
+            rolling[Rolling(1, size, _most(local, in_flight), _most(local, kept))] += 1
+            reserve += serving.not_given_back // size
     return KVLayout(
         groups=groups,
         bytes_per_block=bytes_per_block,

@@ -64,4 +64,5 @@ def pool_of_model(
         max_seqs,
         safety_fraction,
         geometry=found.layout,
+        engine_context=found.context,
     )

@@ -199,7 +199,7 @@ def _by_headroom(upstreams: Sequence[Upstream], ask_of: Callable[[Upstream], Ask
     found = []
     for upstream in upstreams:
         facts = upstream.facts
-        form = (facts.block_size, facts.context, facts.lookahead, id(facts.geometry))
+        form = (facts.block_size, facts.context, facts.engine_context, facts.lookahead, id(facts.geometry))
         needed = blocks.get(form)
         if needed is None:
             needed = blocks[form] = worst_case_blocks(ask_of(upstream), facts)[0]

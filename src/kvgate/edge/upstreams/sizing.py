@@ -90,7 +90,11 @@ def given_for(given: UpstreamSettings, settings: Settings) -> Given:
         model_config=None if config is None else read_config(config),
         serving=None
         if config is None
-        else Serving(tp=settings.tensor_parallel, max_batched_tokens=settings.max_batched_tokens),
+        else Serving(
+            tp=given.tensor_parallel or settings.tensor_parallel,
+            pp=given.pipeline_parallel or settings.pipeline_parallel,
+            max_batched_tokens=given.max_batched_tokens or settings.max_batched_tokens,
+        ),
     )
 
 

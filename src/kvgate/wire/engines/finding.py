@@ -8,19 +8,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from kvgate.core.geometry import Serving, UnknownGeometry, layout_for
 from kvgate.core.geometry.layout import KVLayout
 from kvgate.core.price import blocks_for
 from kvgate.core.records import Misuse, PoolFacts
 from kvgate.wire.engines import read_llamacpp
-from kvgate.wire.engines.found import Found, Given, Pages, Reading
+from kvgate.wire.engines.found import NAMED, Found, Given, Pages, Reading
+from kvgate.wire.engines.grouping import layout_of
 from kvgate.wire.engines.readers import READERS
-
-NAMED = ("total_blocks", "block_size", "context")
-# Requests for which the tighter of two safe layouts is chosen: a chat, in a context that holds it.
-TYPICAL = (1000, 500)
-# The engine's own figure for its longest request is rounded; a price lower by more is another model.
-PRICE_SLACK = 0.02
 
 
 def found_in(engine: str, pages: Pages, given: Given | None = None) -> Found:
@@ -36,7 +30,7 @@ def found_in(engine: str, pages: Pages, given: Given | None = None) -> Found:
     ]
     layout = None
     if not missing:
-        layout, why = _layout(reading, given)
+        layout, why = layout_of(reading, given)
         if why is not None:
             missing, unknown = ["model_config"], [f"model_config: {why}"]
     facts = None
@@ -63,7 +57,7 @@ def found_in(engine: str, pages: Pages, given: Given | None = None) -> Found:
         unknown=tuple(unknown),
         missing=tuple(missing),
         ranks=reading.ranks,
-        is_exact=reading.is_exact and facts is not None,
+        is_exact=reading.is_exact and facts is not None and not reading.needs_margin,
         version=reading.version,
         preemptions=reading.preemptions,
         running=reading.running,
@@ -116,70 +110,6 @@ def _overrule(reading: Reading, given: Given) -> None:
         reading.is_exact = given.max_seqs is not None
 
 
-def _layout(reading: Reading, given: Given) -> tuple[KVLayout | None, str | None]:
-    """How sequences take blocks from several groups; or why that is not known."""
-    config = given.model_config
-    if reading.engine != "vllm":
-        # The groups are vLLM's; the other engines here keep one length for all layers.
-        return None, None
-    if config is None:
-        if reading.groups == "one":
-            return None, None
-        why = (
-            "the model has several KV groups (sliding window, state or chunked layers) that no page tells"
-            if reading.groups == "several"
-            else "no page tells whether the model has one KV group or several"
-        )
-        if all(getattr(given, name) is not None for name in NAMED):
-            # The operator has said everything; then that is used, and the danger is named.
-            reading.unsafe(
-                "hybrid_unpriced",
-                f"{why}: every request is priced as if it had one",
-                "give --model-config FILE",
-            )
-            reading.is_exact = False
-            return None, None
-        return None, f"{why}. Give the model's config.json with --model-config FILE"
-    assert reading.block_size is not None
-    assert reading.total_blocks is not None
-    assert reading.context is not None
-    serving = given.serving or Serving()
-    try:
-        serving = replace(
-            serving,
-            block_size=reading.block_size,
-            prefix_caching=reading.prefix_caching,
-            state_mode=reading.state_mode,
-            match_unit=reading.match_unit,
-            draft_tokens=serving.draft_tokens or reading.draft_tokens,
-            kv_dtype=serving.kv_dtype if serving.kv_dtype != "auto" else reading.kv_dtype,
-        )
-        each = layout_for(config, serving)
-        once = layout_for(config, serving, shared_transient=True)
-    except UnknownGeometry as wrong:
-        return None, f"the model configuration does not tell the price: {wrong}"
-    shape = (max(1, min(TYPICAL[0], reading.context - TYPICAL[1])), min(TYPICAL[1], reading.context))
-    longest, told = each.price(reading.context - 1, 1, reading.context), reading.blocks_of_longest
-    if told is not None and longest < told * (1 - PRICE_SLACK) - 1:
-        reading.unsafe(
-            "price_below_engine",
-            f"the longest request is priced at {longest:,} blocks, and by the engine's own word takes "
-            f"{told:,.0f}",
-            "give the configuration of the model that runs there, and the engine's options "
-            "(--max-batched-tokens, --tensor-parallel, --lookahead)",
-        )
-        reading.is_exact = False
-    if each.block_size != reading.block_size:
-        reading.unsafe(
-            "block_size_differs",
-            f"the model configuration gives blocks of {each.block_size} tokens and the engine has "
-            f"{reading.block_size}",
-            "give the configuration of the model that runs there, and the engine's options",
-        )
-        reading.is_exact = False
-    return each.tighter(once, reading.total_blocks, shape, reading.context), None
-
-
 def _facts(reading: Reading, given: Given, layout: KVLayout | None) -> PoolFacts:
     assert reading.total_blocks is not None
     assert reading.block_size is not None
@@ -195,6 +125,7 @@ def _facts(reading: Reading, given: Given, layout: KVLayout | None) -> PoolFacts
         lookahead=0 if drafts_known else reading.lookahead,
         engine=reading.engine,
         geometry=layout,
+        engine_context=reading.context if reading.whole_slots else reading.engine_context,
     )
 
 

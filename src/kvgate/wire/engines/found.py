@@ -15,6 +15,9 @@ from typing import Any, TypeAlias
 from kvgate.core.geometry import Serving
 from kvgate.core.records import PoolFacts
 
+# What a pool cannot be without.
+NAMED = ("total_blocks", "block_size", "context")
+
 
 @dataclass(frozen=True, slots=True)
 class Page:
@@ -74,6 +77,11 @@ class Given:
     model_config: Mapping[str, Any] | None = None
     serving: Serving | None = None
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether nothing of a pool has to be read."""
+        return all(getattr(self, name) is not None for name in NAMED)
+
 
 @dataclass(slots=True)
 class Reading:
@@ -82,6 +90,7 @@ class Reading:
     `is_exact`: the capacity is the engine's own count of one rank, to the block. `groups`: KV groups
     a sequence takes blocks from: "one", "several", or "unknown" (priced only with a model
     configuration). `lookahead`: tokens held beyond the answer. `whole_slots`: capacity is slots.
+    `engine_context`: tokens beyond which the engine stores nothing, whatever the operator says.
     `sources`: where each fact was read.
     """
 
@@ -92,11 +101,14 @@ class Reading:
     max_seqs: int | None = None
     lookahead: int = 0
     ranks: int = 1
+    needs_margin: bool = False  # what is exact must not be filled to the last block
     is_exact: bool = False
     groups: str = "one"
     prefix_caching: bool = True
     state_mode: str | None = None
     match_unit: int | None = None
+    retention_interval: int | None = 0
+    engine_context: int | None = None
     kv_dtype: str = "auto"
     draft_tokens: int = 0
     blocks_of_longest: float | None = None
@@ -174,6 +186,7 @@ def refreshed(before: PoolFacts, found: Found) -> PoolFacts:
     tokens = min(before.total_blocks * before.block_size, new.total_blocks * new.block_size)
     if tokens < new.block_size:
         return before
+    ends = (before.engine_context, new.engine_context)
     seqs = [limit for limit in (before.max_seqs, new.max_seqs) if limit is not None]
     return replace(
         new,
@@ -181,5 +194,6 @@ def refreshed(before: PoolFacts, found: Found) -> PoolFacts:
         context=min(before.context, new.context),
         max_seqs=min(seqs, default=None),
         lookahead=max(before.lookahead, new.lookahead),
+        engine_context=None if None in ends else max(end for end in ends if end is not None),
         geometry=new.geometry or before.geometry,
     )

@@ -35,6 +35,7 @@ def read(pages: Pages) -> Reading:
     known = {word for word in words if word is not None}
     if known:
         found.read("context", min(known), "/props: n_ctx of a slot")
+        found.engine_context = max(known)
         found.read("total_blocks", min(known), "a bound: one slot's context")
         _ask(found)
     else:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from kvgate.wire.engines.found import Pages, Reading
-from kvgate.wire.engines.pages import inside, models_in, names_of, object_of, samples, size, total
+from kvgate.wire.engines.pages import inside, models_in, names_of, object_of, samples, size, total, whole
 
 PATHS = ("/v1/models", "/version", "/metrics")
 INFO = "vllm:cache_config_info"
@@ -39,6 +39,7 @@ def _models(pages: Pages, found: Reading) -> None:
     known = {length for length in lengths if length is not None}
     if known:
         found.read("context", min(known), "/v1/models: max_model_len")
+        found.engine_context = max(known)
     else:
         found.why_unknown["context"] = "/v1/models tells no max_model_len"
     if len(known) > 1:
@@ -55,9 +56,12 @@ def _capacity(pages: Pages, found: Reading) -> None:
     if not lines:
         why = "/metrics has no vllm:cache_config_info"
         found.why_unknown |= {"total_blocks": why, "block_size": why}
+        found.groups = "unknown"
         return
     engines = {line.labels.get("engine", "0"): line.labels for line in lines}
     found.ranks = len(engines)
+    # The smallest rank may have less than its part of the sum.
+    found.needs_margin = found.ranks > 1
     sums = [size(labels.get("num_gpu_blocks")) for labels in engines.values()]
     sizes = {size(labels.get("block_size")) for labels in engines.values()}
     known = [blocks for blocks in sums if blocks is not None]
@@ -87,6 +91,16 @@ def _capacity(pages: Pages, found: Reading) -> None:
     # "none" is also what a model without states has, so it says no more than prefix caching does.
     found.state_mode = None if mode == "none" else mode
     found.match_unit = size(first.get("prefix_match_unit"))
+    # Older engines, which do not show it, write no states within a prefill.
+    found.retention_interval = whole(first.get("prefix_cache_retention_interval", "0"))
+    if first.get("kv_offloading_size", "None") != "None":
+        found.warn(
+            "kv_offloading",
+            "the engine moves its cache to other memory (--kv-offloading-size), and may keep blocks for some "
+            "steps after the answer that they were for",
+            "keep a margin (--safety-fraction 0.90 or less; auto does not rise here)",
+        )
+        found.needs_margin = True
     found.kv_dtype = first.get("cache_dtype", "auto")
     _groups(first, found)
 
