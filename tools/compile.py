@@ -24,7 +24,7 @@ HOT = (
     "wire/dialects/{shape,fields,openai,chats}",
     "wire/engines/{__init__,llamacpp,vllm,sglang}",
     "tokens/{cache,beginnings,pieces}",
-    "edge/relay/{client,framing,heads,engine,pool,request,answer,reply,events,life,uncounted,asking,exchange}",
+    "edge/relay/{client,framing,heads,engine,pool,request,answer,reply,events,life,uncounted,moving,asking,exchange}",
     "edge/relay/{watch,state,finished,body_memory,own_answers,comments,late_answer}",
     "edge/{gatekeeper,gateway,reload,tenants}",
     "edge/observing/{histogram,telemetry,tenant_figures}",

@@ -6,11 +6,12 @@ The engine is simulated block by block, the gate is the real one; it is asked fo
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import pytest
 
-from kvgate.core.correction import FLOOR, KEPT, LOOKS_TO_BELIEVE, NOTHING, Correction, Look
+from kvgate.core.correction import FLOOR, KEPT, KEPT_LONGEST, LOOKS_TO_BELIEVE, NOTHING, Correction, Look
 from kvgate.core.gate import Gate
 from kvgate.core.records import Ask, Ending, Granted, PoolFacts, Reason, Refused
 
@@ -52,26 +53,95 @@ def test_nothing_comes_back_while_they_are_there_and_all_of_it_a_minute_after() 
     assert KEPT - PERIOD <= after * PERIOD <= KEPT + PERIOD
 
 
+def there(now: float, blocks: int = 500) -> Look:
+    """Four foreign sequences beside three of ours: four sevenths of `blocks` are theirs."""
+    return look(now, 300, blocks, running=7, sent=3)
+
+
+def gone(now: float) -> Look:
+    return look(now, 300, 290, running=3, sent=3)
+
+
 def test_who_comes_and_goes_has_what_it_had_at_most_held_back_all_the_time() -> None:
     fixed = Correction(0.90)
-    seen = []
-    for n in range(200):
-        is_there = n % 20 < 10  # half a minute there, half a minute not
-        seen.append(fixed.look(look(n * PERIOD, 300, 500 if is_there else 300, 7 if is_there else 3, 3)))
+    # Half a minute there, half a minute not.
+    seen = [fixed.look(there(n * PERIOD) if n % 20 < 10 else gone(n * PERIOD)) for n in range(200)]
     assert max(seen[LOOKS_TO_BELIEVE:]) == pytest.approx(0.90 - fixed.held_back / TOTAL)
-    assert fixed.held_back == 286  # four of seven
+    assert fixed.held_back == 286
 
 
-def test_a_preemption_beside_them_is_not_forgotten_with_them() -> None:
+def test_who_comes_again_and_again_has_it_held_back_longer_each_time() -> None:
+    fixed, now, kept = Correction(0.90), 0.0, []
+    for _ in range(6):
+        for _ in range(10):
+            now += PERIOD
+            fixed.look(there(now))
+        since = now
+        while fixed.held_back:
+            now += PERIOD
+            fixed.look(gone(now))
+        kept.append(now - since)
+        now += 30.0
+    assert kept == pytest.approx([60, 120, 240, 480, 600, 600], abs=PERIOD)
+    # Those who were not there for long begin anew.
+    now += 10 * KEPT_LONGEST
+    for _ in range(2):
+        now += PERIOD
+        fixed.look(there(now))
+    since = now
+    while fixed.held_back:
+        now += PERIOD
+        fixed.look(gone(now))
+    assert now - since == pytest.approx(KEPT, abs=PERIOD)
+
+
+def test_what_they_had_less_lately_is_held_back_from_when_they_had_it() -> None:
+    fixed = Correction(0.90)
+    for n in range(3):
+        fixed.look(there(n * PERIOD))
+    fixed.look(there(9.0, 175))
+    fixed.look(there(12.0, 175))
+    held = [(t, fixed.held_back) for t in range(15, 90, 3) if fixed.look(gone(t)) or True]
+    assert next(t for t, blocks in held if blocks == 100) == pytest.approx(6 + KEPT, abs=PERIOD)
+    assert next(t for t, blocks in held if blocks == 0) == pytest.approx(12 + KEPT, abs=PERIOD)
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        lambda now: look(now, 300, 290, running=4, sent=3),  # the page is one sequence late
+        lambda now: look(now, 0, 290, running=0, sent=0),  # a release between ledger and engine
+        lambda now: Look(now, 300, TOTAL),  # nothing to see
+    ],
+)
+def test_one_odd_look_now_and_then_does_not_hold_it_back_for_ever(odd: Callable[[float], Look]) -> None:
     fixed = Correction(0.90)
     for n in range(4):
-        fixed.look(replace(look(n * PERIOD, 300, 500, running=7, sent=3), preemptions=n))
-    own = fixed.own
-    assert own < 0.90
-    low = fixed.fraction
-    gone = [fixed.look(replace(look(12 + n * PERIOD, 300, 290, 3, 3), preemptions=3)) for n in range(22)]
-    assert gone[0] == low < own
-    assert own <= gone[-1] < 0.90
+        fixed.look(there(n * PERIOD))
+    for n in range(4, 60):
+        fixed.look(odd(n * PERIOD) if n % 15 == 0 else gone(n * PERIOD))
+    assert (fixed.held_back, fixed.fraction) == (0, 0.90)
+
+
+def test_a_preemption_beside_them_lowers_it_at_once_and_goes_with_them() -> None:
+    fixed = Correction(0.90)
+    fractions = [fixed.look(replace(there(n * PERIOD), preemptions=max(0, n - 2))) for n in range(6)]
+    assert fractions[2:] == pytest.approx([0.614, 0.564, 0.514, 0.464])
+    after = [fixed.look(replace(gone(18 + n * PERIOD), preemptions=3)) for n in range(22)]
+    assert after[0] == pytest.approx(0.464)
+    assert after[-1] == pytest.approx(0.90)
+
+
+def test_while_something_is_held_back_nothing_is_learned_of_a_full_pool() -> None:
+    auto = Correction(0.90, ceiling=1.0)
+    for n in range(4):
+        auto.look(there(n * PERIOD))
+    low = auto.fraction
+    for n in range(4, 20):
+        auto.look(look(n * PERIOD, 600, 590, running=3, sent=3))
+        assert auto.fraction == low
+    auto.look(look(90.0, 600, 590, running=3, sent=3))
+    assert auto.fraction == pytest.approx(0.90)
 
 
 def test_of_a_foreign_client_that_has_less_now_the_difference_comes_back() -> None:

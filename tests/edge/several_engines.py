@@ -29,6 +29,7 @@ class Fake:
     pages: dict[str, Page] = field(default_factory=dict)
     seen: list[tuple[bytes, dict[str, Any]]] = field(default_factory=list)
     go: asyncio.Event = field(default_factory=asyncio.Event)
+    status: bytes = b"200 OK"  # of generations
     held: int = 0
     most: int = 0
     server: asyncio.Server | None = None
@@ -52,7 +53,9 @@ class Fake:
                 head = await reader.readuntil(b"\r\n\r\n")
                 length = LENGTH.search(head)
                 body = await reader.readexactly(int(length[1]) if length else 0)
-                writer.write(_answer(await self._serve(head, body, reader)))
+                answer = await self._serve(head, body, reader)
+                is_generation = head.startswith(b"POST /v1/completions")
+                writer.write(_answer(answer, self.status if is_generation else b"200 OK"))
         except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
             pass
         finally:
@@ -88,11 +91,9 @@ class Fake:
         return [each for each in self.seen if each[0].startswith(b"post /v1/completions")]
 
 
-def _answer(body: bytes) -> bytes:
-    return b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%s" % (
-        len(body),
-        body,
-    )
+def _answer(body: bytes, status: bytes) -> bytes:
+    head = b"HTTP/1.1 %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+    return head % (status, len(body)) + body
 
 
 @asynccontextmanager

@@ -158,6 +158,7 @@ class Metrics:
         self.gate = Gate(facts)
         self.keeper = Gatekeeper(self.gate, asyncio.get_running_loop())
         self.text: str | None = None
+        self.drift: Drift | None = None
         self.pool: Any = SimpleNamespace(prefix=b"", authority=b"e", access=OPEN, fetch=self.answer)
 
     def resize(self, facts: PoolFacts) -> None:
@@ -181,6 +182,7 @@ FACTS = PoolFacts(1000, 16, 1600, engine="vllm")
 
 async def test_a_preemption_at_the_engine_takes_room_from_newcomers_and_nothing_from_those_inside() -> None:
     watched, drift = Metrics(FACTS), Drift("vllm", FACTS)
+    watched.drift = drift
     assert isinstance(watched.gate.ask(Ask((1,), 1600), 0.0), Granted)
     watched.shows(0.05, 0)
     await drift.look(watched)
@@ -194,6 +196,7 @@ async def test_a_preemption_at_the_engine_takes_room_from_newcomers_and_nothing_
 
 async def test_a_foreign_client_is_seen_as_use_above_the_ledger() -> None:
     watched, drift = Metrics(FACTS), Drift("vllm", FACTS)
+    watched.drift = drift
     watched.shows(0.3, 0)
     for _ in range(2):
         await drift.look(watched)
@@ -204,6 +207,7 @@ async def test_a_foreign_client_is_seen_as_use_above_the_ledger() -> None:
 
 async def test_looking_only_changes_nothing() -> None:
     watched, drift = Metrics(FACTS), Drift("vllm", FACTS, is_on=False)
+    watched.drift = drift
     watched.shows(0.3, 9)
     for _ in range(3):
         await drift.look(watched)
@@ -214,6 +218,7 @@ async def test_looking_only_changes_nothing() -> None:
 
 async def test_an_engine_that_cannot_be_looked_at_is_treated_as_before() -> None:
     watched, drift = Metrics(FACTS), Drift("vllm", FACTS)
+    watched.drift = drift
     for text in (None, "", "nonsense", "vllm:kv_cache_usage_perc NaN"):
         watched.text = text
         await drift.look(watched)
@@ -226,6 +231,7 @@ async def test_an_engine_that_cannot_be_looked_at_is_treated_as_before() -> None
 async def test_one_request_of_a_whole_context_always_stays_possible() -> None:
     facts = replace(FACTS, context=8000)
     watched, drift = Metrics(facts), Drift("vllm", facts)
+    watched.drift = drift
     for count in range(30):
         watched.shows(0.0, count)
         await drift.look(watched)
@@ -236,6 +242,7 @@ async def test_one_request_of_a_whole_context_always_stays_possible() -> None:
 
 async def test_an_engine_without_figures_is_not_asked() -> None:
     watched, drift = Metrics(FACTS), Drift("tensorrt-llm", FACTS)
+    watched.drift = drift
     await drift.look(watched)
 
     assert (drift.looks, drift.can_look, drift.sight) == (0, False, Sight())

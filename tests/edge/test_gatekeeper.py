@@ -147,3 +147,22 @@ def test_who_asks_is_worked_out_only_where_it_is_not_let_in_at_once() -> None:
         keeper.ended(granted(first).key, Ending.COMPLETED)
 
     in_a_loop(body)
+
+
+def test_one_that_cannot_take_its_answer_keeps_nobody_from_theirs() -> None:
+    async def body(keeper: Gatekeeper) -> None:
+        first: Answers = []
+        second: Answers = []
+        half = replace(WHOLE, output_cap=50)
+
+        def fails(_: Granted | Refused) -> None:
+            raise RuntimeError("the handle is closed")
+
+        keeper.ask(WHOLE, first.append)
+        keeper.ask(half, fails)
+        keeper.ask(half, second.append)
+        with pytest.raises(RuntimeError, match="the handle is closed"):
+            keeper.ended(granted(first).key, Ending.COMPLETED)
+        granted(second)
+
+    in_a_loop(body)

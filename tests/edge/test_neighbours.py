@@ -9,6 +9,7 @@ from inside import until
 from several_engines import Fake, ask, before, sent
 
 from kvgate.edge.gateway import Gateway
+from kvgate.edge.housekeeping import probe
 from kvgate.edge.tenants import tenant_rules
 
 
@@ -142,3 +143,57 @@ async def test_a_pool_that_is_there_again_takes_over_at_the_next_look() -> None:
 async def test_one_pool_alone_pays_nothing_for_it() -> None:
     async with before([Fake()]) as gateway:
         assert gateway.keeper.on_room is None
+
+
+async def test_a_pool_whose_requests_fail_draws_nobody() -> None:
+    engines = [Fake(), Fake()]
+    async with before(engines, max_wait=10.0) as gateway:
+        clients = await filled(gateway)
+        waiting = [await waits(gateway, 0, ask(tokens=60)) for _ in range(2)]
+        engines[1].status = b"500 Internal Server Error"
+        engines[1].go.set()
+        assert (await clients[1].response()).status == 500
+        await asyncio.sleep(1.2)  # nor does the housekeeping
+        assert sum(lines(gateway)) >= 1
+        assert gateway.snapshot()["counters"]["moves"] == 0
+        engines[1].status = b"200 OK"
+        fresh = await sent(gateway, ask(tokens=5))
+        assert (await fresh.response()).status == 200  # it is well again
+        for engine in engines:
+            engine.go.set()
+        assert [(await client.response()).status for client in (clients[0], *waiting)] == [200] * 3
+
+
+async def test_a_pool_that_comes_back_with_another_model_takes_nobody_who_asked_for_the_old_one() -> None:
+    engines = [Fake(), Fake()]
+    async with before(engines, max_wait=10.0) as gateway:
+        clients = await filled(gateway)
+        waiting = await waits(gateway, 0, ask(tokens=60))
+        engines[1].names = ("other",)
+        await probe(gateway, gateway.engines)
+        engines[1].go.set()
+        assert (await clients[1].response()).status == 200
+        await asyncio.sleep(1.2)
+        assert lines(gateway) == [1, 0]
+        engines[0].go.set()
+        answers = [(await client.response()).json["from"] for client in (clients[0], waiting)]
+        assert answers == [engines[0].port] * 2
+
+
+async def test_the_higher_class_is_taken_over_before_the_longer_wait() -> None:
+    engines = [Fake(), Fake(), Fake()]
+    rules = tenant_rules([{"name": "high", "keys": ["k"], "priority": 1}])
+    async with before(engines, max_wait=10.0, tenants=rules) as gateway:
+        clients = await filled(gateway)
+        low = await waits(gateway, 0, ask(tokens=60))
+        high = await waits(gateway, 1, ask(tokens=60, headers="Authorization: Bearer k\r\n"))
+        engines[2].go.set()
+        await clients[2].response()
+        answers = [(await client.response()).json["from"] for client in (high, low)]
+        assert answers == [engines[2].port] * 2
+        served = [head for head, _ in engines[2].generations[1:]]
+        assert b"bearer k" in served[0]
+        for engine in engines:
+            engine.go.set()
+        for client in clients[:2]:
+            await client.response()

@@ -7,7 +7,7 @@ either it becomes more again, slowly.
 
 Blocks alone do not show all that a foreign client has: those of ours that have not grown yet hide as
 much. So sequences count, too: while more are at work than were sent, at least what was seen of theirs
-is held back, down to nothing where they have everything, and for `KEPT` seconds after. Use above the
+is held back, down to nothing where they have everything, and for a minute after. Use above the
 ledger without them may be the engine's own way of counting, and is held back down to `floor` only.
 
 Promises: the fraction is never above `ceiling`, nor, unless foreign sequences were seen, below `floor`;
@@ -19,6 +19,7 @@ pool would take a new request for each that ends, and nothing would ever be held
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from kvgate.core.records import Misuse, Seconds
@@ -41,8 +42,11 @@ FULL_ENOUGH = 0.75
 FLOOR = 0.30
 # As little as a fraction can be: no block of any pool.
 NOTHING = 1e-9
-# For so long after foreign sequences were last seen to have that much, it is held back for them.
+# For so long after foreign sequences were last seen to have that much, it is held back for them; twice
+# as long each time that they come again within `COMES_AGAIN` of that.
 KEPT: Seconds = 60.0
+KEPT_LONGEST: Seconds = 600.0
+COMES_AGAIN = 10.0
 # A share of the pool is rounded to a block.
 ROUNDING = 1
 # Where many come and go, a page lags behind the books by a few.
@@ -94,37 +98,42 @@ class Correction:
         self._counter: int | None = None
         self._over_in_a_row = 0
         self._rose: Seconds | None = None
-        self._lately = 0  # most blocks of foreign sequences since `_since`, when they had `held_back`
+        # Of foreign sequences: how long what they had is kept for them, since when it is less, the most
+        # that they had since then and when that was, when nothing was held back any more.
+        self._keep = KEPT
         self._since: Seconds = 0.0
+        self._lately, self._lately_at = 0, 0.0
+        self._let_go: Seconds | None = None
+        self._saw: Seconds | None = None  # the last time that it was looked, whatever there was to see
 
     def look(self, look: Look) -> float:
         """Take in one look; returns the fraction that holds from now on."""
         if look.used is None and look.preemptions is None:
             return self.blind(look.now)
-        self.last_look = look.now
+        self.last_look = self._saw = look.now
         fresh = self._new_preemptions(look.preemptions)
         over = self._is_over(look)
         before = self.own
-        if over:
-            self.overuses += 1
-        self._hold_back(look.now, believed=over and self.foreign_seqs > 0)
-        if over and not self.foreign_seqs:
-            # One reading is enough to know how much.
-            self._lower(
-                self._left(self.foreign_blocks, look.total), again=self._over_in_a_row > LOOKS_TO_BELIEVE
-            )
-        if fresh:
-            self._lower(self.own - STEP_DOWN)
+        self.overuses += over
+        if over and self.foreign_seqs:
+            self._hold_back(look.now, self.foreign_blocks)
+        elif not self.foreign_blocks:
+            self._hold_back(look.now, 0)
+        if fresh or (over and not self.foreign_seqs):
+            self._step_down(look, fresh, over)
         if self.own < before or fresh or (self.foreign_blocks and (self.foreign_seqs or not over)):
             self._rose = look.now
         else:
-            self._rise(look, self._left(self.foreign_blocks, look.total) if over else self.ceiling)
+            left = self._left(self.foreign_blocks, look.total)
+            self._rise(look, left if over else self.start if self.held_back else self.ceiling)
         return self._settle(look.total)
 
     def blind(self, now: Seconds) -> float:
         """There was nothing to see. Nothing is learned; what was gained by looking is lost in time."""
         self._over_in_a_row = 0
-        self._rose = self._since = now
+        self._rose = now
+        self._since += now - self._saw if self._saw is not None else 0.0  # that time does not count
+        self._saw = now
         if self.last_look is not None and now - self.last_look >= STALE:
             self.own = min(self.own, self.start)
             self.fraction = min(self.fraction, self.own)
@@ -136,15 +145,35 @@ class Correction:
             self.fraction = max(NOTHING, min(self.own, self._left(self.held_back, total)))
         return self.fraction
 
-    def _hold_back(self, now: Seconds, *, believed: bool) -> None:
+    def _hold_back(self, now: Seconds, theirs: int) -> None:
         """As much as foreign sequences have, or had at most in the time just past."""
-        theirs = self.foreign_blocks if believed else min(self.foreign_blocks, self.held_back)
         if theirs >= self.held_back:
+            if theirs and not self.held_back:
+                again = self._let_go is not None and now - self._let_go < COMES_AGAIN * self._keep
+                self._keep = min(KEPT_LONGEST, 2 * self._keep) if again else KEPT
             self.held_back, self._lately, self._since = theirs, 0, now
             return
-        self._lately = max(self._lately, theirs)
-        if now - self._since >= KEPT:
-            self.held_back, self._lately, self._since = self._lately, theirs, now
+        if theirs >= self._lately:
+            self._lately, self._lately_at = theirs, now
+        if now - self._since >= self._keep:
+            self.held_back, self._since, self._lately = self._lately, self._lately_at, theirs
+            self._lately_at = now
+            if not self.held_back:
+                self._let_go = now
+
+    def _step_down(self, look: Look, fresh: int, over: bool) -> None:
+        is_ours = over and not self.foreign_seqs
+        if fresh or self._over_in_a_row == LOOKS_TO_BELIEVE:  # and not while the same thing goes on
+            self.pace = min(PACE_LONGEST, self.pace * 2)
+        if is_ours:
+            # One reading is enough to know how much.
+            self.own = min(self.own, max(self.floor, self._left(self.foreign_blocks, look.total)))
+        if fresh and self.held_back:
+            # They take more than is seen of them. It comes back with the rest.
+            most = max(self.held_back, int((self.start - self.floor) * look.total))
+            self.held_back = min(most, self.held_back + math.ceil(STEP_DOWN * look.total))
+        elif fresh:
+            self.own = min(self.own, max(self.floor, self.own - STEP_DOWN))
 
     def _new_preemptions(self, counter: int | None) -> int:
         before, self._counter = self._counter, self._counter if counter is None else counter
@@ -175,12 +204,6 @@ class Correction:
     def _left(self, blocks: int, total: int) -> float:
         """The fraction that somebody else's blocks leave over."""
         return self.start - blocks / max(1, total)
-
-    def _lower(self, wanted: float, *, again: bool = False) -> None:
-        """`again`: for what it was lowered for already, and the same thing goes on."""
-        if not again:
-            self.pace = min(PACE_LONGEST, self.pace * 2)
-        self.own = min(self.own, max(self.floor, wanted))
 
     def _rise(self, look: Look, most: float) -> None:
         if self.own >= most:

@@ -79,8 +79,8 @@ class Gate:
         priced, blocks, seqs = found
         kept = self.places.back(ask.identity, now) if ask.identity else None
         since = kept.since if kept is not None else now
-        passed: Sequence[Waiter] = self._passed_by(ask, since) if self.line else ()
-        if self._is_let_by(passed, ask) and self._may_go(ask, priced, blocks, seqs, since, now):
+        passed = self._passed_by(ask, since)
+        if passed is not None and self._may_go(ask, priced, blocks, seqs, since, now):
             for waiter in passed:
                 waiter.passes += 1
             return self._grant(self.ledger.new_key(), ask, priced, (blocks, seqs), since, now, now)
@@ -161,14 +161,31 @@ class Gate:
 
     def explain(self, ask: Ask, now: Seconds) -> Granted | Refused:
         """What `ask` would be answered now without waiting. Changes nothing."""
+        if isinstance(found := self._free_way(ask, now), Reason):
+            return self._describe(found, ask, now)
+        return Granted(0, found[0].blocks, found[0].sequences, found[0].output_cap)
+
+    def take(self, ask: Ask, now: Seconds) -> Granted | None:
+        """A grant, where `explain` says so; else None, and nothing has changed or been counted."""
+        if isinstance(found := self._free_way(ask, now), Reason):
+            return None
+        if ask.identity:
+            self.places.back(ask.identity, now)
+        for waiter in self._passed_by(ask, now) or ():
+            waiter.passes += 1
+        return self._grant(self.ledger.new_key(), ask, found[0], found[1:], now, now, now)
+
+    def _free_way(self, ask: Ask, now: Seconds) -> Reason | tuple[Price, int, int]:
+        """Its price and charge, where a newcomer could go at once; else why not."""
         found = self._price(ask)
         if isinstance(found, Reason):
-            return self._describe(found, ask, now)
-        priced, blocks, seqs = found
-        passed: Sequence[Waiter] = self._passed_by(ask, now) if self.line else ()
-        if self._is_let_by(passed, ask) and self._may_go(ask, priced, blocks, seqs, now, now):
-            return Granted(0, priced.blocks, priced.sequences, priced.output_cap)
-        return self._describe(self._why_not(ask, blocks), ask, now)
+            return found
+        if self._passed_by(ask, now) is not None and self._may_go(ask, *found, now, now):
+            return found
+        return self._why_not(ask, found[1])
+
+    def _passed_by(self, ask: Ask, since: Seconds) -> Sequence[Waiter] | None:
+        return self.line.passed_by(ask, since, self.ledger.facts.usable_blocks) if self.line else ()
 
     def _price(self, ask: Ask) -> Reason | tuple[Price, int, int]:
         """Its price, and the blocks and sequences that it is charged; or why it can never get in."""
@@ -179,23 +196,6 @@ class Gate:
         blocks, seqs = self.policy(ask, priced, facts)
         most = ask.tenant.never_above
         return Reason.KV_CAPACITY_EXCEEDED if most is not None and blocks > most else (priced, blocks, seqs)
-
-    def _is_let_by(self, passed: Sequence[Waiter], ask: Ask) -> bool:
-        """Whether those whom a newcomer would pass have been passed seldom enough."""
-        line, usable = self.line, self.ledger.facts.usable_blocks
-        return not passed or (
-            all(line.may_be_passed(waiter, usable) for waiter in passed) and line.shares.is_near(ask.tenant)
-        )
-
-    def _passed_by(self, ask: Ask, since: Seconds) -> list[Waiter]:
-        """Whom a newcomer would pass: the first of its own tenant, which may wait for a ceiling, and the
-        head of the line, unless it has the right of way before that."""
-        shares, usable = self.line.shares, self.ledger.facts.usable_blocks
-        own, head = shares.first_of(ask.tenant), shares.head(usable)
-        passed = [own] if own is not None and own.place <= since else []
-        if head is not None and head is not own and not shares.outranks(ask.tenant, head, usable):
-            passed.append(head)
-        return passed
 
     def _may_go(self, ask: Ask, priced: Price, blocks: int, seqs: int, since: Seconds, now: Seconds) -> bool:
         """True if there is room now, for the tenant too, and beside one that is kept a place."""

@@ -71,6 +71,19 @@ class Line:
         `usable`, nothing that ends makes room for it, and nobody waits for that."""
         return waiter.passes < self.passes_max or waiter.blocks > usable
 
+    def passed_by(self, ask: Ask, since: Seconds, usable: int) -> list[Waiter] | None:
+        """Whom a newcomer would pass: the first of its own tenant, which may wait for a ceiling, and the head
+        of the line, unless it has the right of way before that. None: they have been passed too often."""
+        shares = self.shares
+        own, head = shares.first_of(ask.tenant), shares.head(usable)
+        passed = [own] if own is not None and own.place <= since else []
+        if head is not None and head is not own and not shares.outranks(ask.tenant, head, usable):
+            passed.append(head)
+        if not passed:
+            return passed
+        may_pass = all(self.may_be_passed(waiter, usable) for waiter in passed)
+        return passed if may_pass and shares.is_near(ask.tenant) else None
+
     def join(self, waiter: Waiter) -> None:
         self._waiters[waiter.key] = waiter
         self.blocks += waiter.blocks

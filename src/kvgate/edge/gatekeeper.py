@@ -29,7 +29,8 @@ class Gatekeeper:
         self.gate = gate
         self._loop = loop
         self._waiting: dict[Key, tuple[Answer, GoesTo | None]] = {}
-        self.on_room: Callable[[], None] | None = None  # called where nobody waits, and there may be room
+        self.on_room: Callable[[], None] | None = None  # called when there may be room for others' waiters
+        self.has_failed = False  # the last request that ended, and was not cancelled
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at: float | None = None
         self.lingering = 0  # ended for the client, not yet let go by the engine
@@ -56,6 +57,10 @@ class Gatekeeper:
         """A grant, where nobody waits and it does not matter who asks. The caller owns the reservation."""
         return self.gate.at_once(ask, clock.now())
 
+    def take(self, ask: Ask, in_full: InFull) -> Granted | None:
+        """A grant, if there is room now; else nothing happens. The caller owns the reservation."""
+        return self.gate.take(in_full(ask), clock.now())
+
     def move(self, key: Key, other: Gatekeeper) -> bool:
         """Whether a waiting request has gone to another pool, which has room."""
         waiting = self._waiting.get(key)
@@ -75,6 +80,8 @@ class Gatekeeper:
     ) -> None:
         """End a reservation, `after` seconds from now (the engine's abort grace); `then` hears of it
         where it was not at once."""
+        if ending is not Ending.CANCELLED:
+            self.has_failed = ending is Ending.FAILED
         if after > 0:
             self.lingering += 1
             self._loop.call_later(after, self._end_lingering, key, ending, then)
@@ -92,15 +99,21 @@ class Gatekeeper:
         self._deliver(self.gate.ended(key, ending, clock.now()))
 
     def _deliver(self, answers: Iterable[Granted | Refused]) -> None:
+        failure: BaseException | None = None
         for given in answers:
             waiting = self._waiting.pop(given.key, None) if given.key is not None else None
-            if waiting is not None:
-                waiting[0](given)
-            elif isinstance(given, Granted):
-                self.ended(given.key, Ending.CANCELLED)
+            try:
+                if waiting is not None:
+                    waiting[0](given)
+                elif isinstance(given, Granted):
+                    self.ended(given.key, Ending.CANCELLED)
+            except Exception as error:  # one that cannot take its answer must not keep the others from theirs
+                failure = error
         self._arm()
-        if self.on_room is not None and not self.gate.line:
+        if self.on_room is not None and not self.has_failed:
             self.on_room()
+        if failure is not None:
+            raise failure
 
     def _arm(self) -> None:
         if not self._waiting and self._timer is None:

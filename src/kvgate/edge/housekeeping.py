@@ -44,6 +44,7 @@ async def keep_house(gateway: Gateway) -> None:
             continue
         await _sweep(gateway, now)
         is_idle = _sweep_pools(gateway)
+        gateway.neighbours.look()
         if gateway.collector is not None:
             gateway.collector.sweep(is_idle=is_idle)
 
@@ -87,9 +88,6 @@ async def probe(gateway: Gateway, engines: Iterable[Upstream]) -> None:
     """See which of `engines` can be reached, and what they serve; all at once."""
     await asyncio.gather(*(_probe(gateway, upstream) for upstream in engines))
     gateway.fleet.regroup()
-    for upstream in gateway.upstreams:
-        if upstream.is_up:  # again, perhaps
-            gateway.neighbours.has_room(upstream)
 
 
 async def _probe(gateway: Gateway, upstream: Upstream) -> None:

@@ -200,6 +200,7 @@ DRIFT = (
     ("engine_used_blocks", "engine_used_blocks", "KV blocks that the engine says it uses"),
     ("excess_blocks", "excess_blocks", "Blocks that the engine uses beyond those reserved"),
     ("foreign_blocks", "foreign_blocks", "Blocks at the engine that are taken for somebody else's"),
+    ("held_back_blocks", "held_back_blocks", "Blocks held back for somebody else, or who was there just now"),
     ("safety_fraction", "fraction", "Share of the blocks that may be reserved now"),
 )
 

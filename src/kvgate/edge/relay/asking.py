@@ -10,20 +10,19 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from kvgate.core.records import Ask, Ending, Granted, Key, Reason, Refused
+from kvgate.core.records import Ask, Ending, Granted, Reason, Refused
 from kvgate.edge import clock
 from kvgate.edge.counting.counted import Counted, CountRefused, Outcome
-from kvgate.edge.gatekeeper import Gatekeeper
 from kvgate.edge.identity import in_full
 from kvgate.edge.relay import own_answers
 from kvgate.edge.relay.comments import Comments
 from kvgate.edge.relay.host import Host
+from kvgate.edge.relay.moving import Moving
 from kvgate.edge.relay.request import Request
 from kvgate.edge.relay.state import State
-from kvgate.edge.relay.uncounted import LOOK_FROM, Uncounted
+from kvgate.edge.relay.uncounted import LOOK_FROM
 from kvgate.edge.upstreams import models
 from kvgate.edge.upstreams.routing import NotServed, first_up
-from kvgate.edge.upstreams.upstream import Upstream
 from kvgate.wire.body import BadBody
 from kvgate.wire.dialects.openai import Shape
 from kvgate.wire.dialects.shape import StreamKind
@@ -36,16 +35,16 @@ if TYPE_CHECKING:
 NO_KEY = "The API key of this request is not one that this gateway lets in."
 
 
-class Asking(Uncounted):
+class Asking(Moving):
     """A request up to the grant, or to its refusal."""
 
-    __slots__ = ("_comments", "_line_key", "_route", "_task", "_waits_since")
+    __slots__ = ("_comments", "_route", "_task")
 
     def __init__(self, gateway: Host, client: ClientConnection, request: Request) -> None:
         super().__init__(gateway)
         self._client = client
         self._request = request
-        self._line_key: Key | None = None
+        self._line_key = None
         self._waits_since = 0.0
         self._route: Route | None = None
         self._shape = None
@@ -132,23 +131,6 @@ class Asking(Uncounted):
             self._give_up()
             raise
 
-    def _count_elsewhere(self, why: str) -> None:
-        """The engine that was to count cannot; another one of the model may."""
-        others = self._others()
-        if not others:
-            self._refuse_unavailable(why)
-            return
-        self._count_again(others)
-
-    def _count_again(self, pools: tuple[Upstream, ...]) -> None:
-        """Count anew, for other pools."""
-        assert self._shape is not None
-        if self._counting is not None:
-            self._counting.cancel()
-        self._bound = self._counting = None
-        self._pools, self._upstream = pools, pools[0]
-        self._count(self._shape)
-
     def _ask_for_room(self, counted: Counted) -> None:
         shape = self._shape
         assert shape is not None
@@ -164,13 +146,16 @@ class Asking(Uncounted):
         if self._line_key is not None:
             self._to(State.WAITING)
             self._waits_since = clock.now()
-            every = self._gateway.settings.waiting_comments
-            if every > 0:
-                self._comment(shape, every)
+            self._comment(shape, self._gateway.settings.waiting_comments)
 
     def _comment(self, shape: Shape, every: float) -> None:
         """Tell a client that reads events, now and then, that it is not forgotten."""
-        if not shape.stream or shape.stream_kind is StreamKind.NDJSON or not self._request.is_http11:
+        if (
+            every <= 0
+            or not shape.stream
+            or shape.stream_kind is StreamKind.NDJSON
+            or not self._request.is_http11
+        ):
             return
         if self._comments is None:
             self._comments = Comments(self._gateway.loop, self._client, self._request, every)
@@ -194,50 +179,8 @@ class Asking(Uncounted):
         try:
             self._granted(given, shape)
         except BaseException:
-            self._end(Ending.FAILED)
+            self._give_up()
             raise
-
-    def _goes_to(self, keeper: Gatekeeper) -> bool:
-        """Leave the line for another pool that has room; False where it would not let this request in."""
-        there = next((upstream for upstream in self._pools if upstream.keeper is keeper), None)
-        shape, counted, key = self._shape, self._counted, self._line_key
-        if there is None or shape is None or counted is None or key is None:
-            return False
-        _, ask = self._gateway.choose((there,), shape, counted.prompts, self._request.headers)
-        if not isinstance(there.gate.explain(ask, clock.now()), Granted):
-            return False
-        self._upstream.keeper.leave(key)
-        self._wait += clock.now() - self._waits_since
-        self._upstream, self._ask = there, ask
-        self._line_key = keeper.ask(ask, self._answered, self._in_full, self._goes_to)
-        return True
-
-    def _others(self) -> tuple[Upstream, ...]:
-        """Pools that may still be tried, those of the present engine not among them."""
-        if len(self._pools) < 2:
-            return ()
-        here = self._upstream.pool
-        return tuple(upstream for upstream in self._pools if upstream.is_up and upstream.pool is not here)
-
-    def _move(self) -> bool:
-        """Ask another pool, because this engine cannot be reached; True where there was one to ask.
-
-        Only while nothing has been sent. The reservation here is given back first, and no engine is
-        tried twice.
-        """
-        counted, others = self._counted, self._others()
-        if counted is None or not others:
-            return False
-        key, self._key = self._key, None
-        assert key is not None
-        self._upstream.keeper.ended(key, Ending.FAILED)
-        self._pools = others
-        if self._bound is not None:
-            # What was easy here need not be easy there, and the count may never come.
-            self._count_again(others)
-        else:
-            self._ask_for_room(counted)
-        return True
 
     def _give_up(self) -> None:
         """A defect of ours must not leave a client hanging or a reservation held."""

@@ -31,6 +31,7 @@ class Watched(Protocol):
 
     gate: Gate
     pool: EnginePool
+    drift: Drift | None
 
     def resize(self, facts: PoolFacts) -> None: ...
 
@@ -56,6 +57,7 @@ class Drift:
         self.engine = engine
         self.rank = rank
         self.is_on = is_on
+        self.is_exact = is_exact
         self.is_auto = safety_fraction is None
         start = START if safety_fraction is None else safety_fraction
         start = max(start, facts.safety_fraction) if engine == "ollama" else start
@@ -81,6 +83,8 @@ class Drift:
         blocks, seqs = ledger.reserved_blocks, ledger.reserved_seqs
         page = await self._page(upstream.pool)
         sight = sight_in(self.engine, {LOOKS[self.engine]: page}, upstream.gate.facts, self.rank)
+        if upstream.drift is not self:
+            return  # other limits hold by now
         self.take(sight, max(blocks, ledger.reserved_blocks), max(seqs, ledger.reserved_seqs), upstream)
 
     def take(self, sight: Sight, reserved: int, sent: int, upstream: Watched) -> None:
@@ -103,7 +107,8 @@ class Drift:
             )
         )
         change = fraction - facts.safety_fraction
-        if self.is_on and (change < 0 or change >= SMALLEST_CHANGE):
+        is_whole = not self.correction.held_back  # nothing more will come back by itself
+        if self.is_on and (change < 0 or change >= SMALLEST_CHANGE or (change > 0 and is_whole)):
             ceiling = max(fraction, self.correction.ceiling)
             upstream.resize(replace(facts, safety_fraction=fraction, most_fraction=ceiling))
 
@@ -127,6 +132,7 @@ class Drift:
             "excess_blocks": seen.excess,
             "foreign_seqs": seen.foreign_seqs,
             "foreign_blocks": seen.foreign_blocks,
+            "held_back_blocks": seen.held_back,
             "preemptions": seen.preemptions,
             "overuses": seen.overuses,
             "looks": self.looks,

@@ -16,6 +16,7 @@ from kvgate.core.records import Ask, Granted, Reason, Seconds
 from kvgate.edge.upstreams import models
 from kvgate.edge.upstreams.upstream import Upstream
 from kvgate.wire.dialects.openai import Shape
+from kvgate.wire.engines import Engine
 from kvgate.wire.routes import FREE_METHODS, Route
 
 # SGLang takes a rank in the body as well; the gate's header decides.
@@ -86,6 +87,13 @@ class Fleet:
         raise NotServed(
             Reason.MODEL_NOT_FOUND, f"The model {model[:100]!r} does not exist. {self._names_shown()}"
         )
+
+    def is_still(self, upstream: Upstream, engine: Engine, target: str | None) -> bool:
+        """Whether a pool that served a request when it came, as the `engine` that counted it and under the
+        name `target`, does so now."""
+        if upstream.engine is not engine:
+            return False
+        return not self.is_strict or target is None or target in (upstream.models or ())
 
     def route_for(self, method: bytes, path: bytes) -> Route | None:
         """The priced endpoint of a request at the first engine that has it, or None."""

@@ -52,8 +52,10 @@ async def find(settings: Settings, ranks: Sequence[Upstream]) -> Found:
     return found
 
 
-def watch(upstream: Upstream, settings: Settings, *, is_exact: bool = False) -> None:
-    """Begin to compare the pool with what its engine shows, anew."""
+def watch(upstream: Upstream, settings: Settings, *, is_exact: bool | None = None) -> None:
+    """Begin to compare the pool with what its engine shows, anew. `is_exact` None: as it was."""
+    if is_exact is None:
+        is_exact = upstream.drift is not None and upstream.drift.is_exact
     upstream.drift = Drift(
         upstream.engine.name,
         upstream.facts,
