@@ -169,7 +169,7 @@ async def test_what_a_foreign_client_holds_is_held_back_while_it_is_there() -> N
         assert upstream.drift is not None
         await sizing.look(gateway.upstreams)
         assert upstream.facts.usable_blocks == 0  # they may come back
-        upstream.drift.correction._since -= KEPT
+        upstream.drift.correction._seen += KEPT
         await sizing.look(gateway.upstreams)
         assert upstream.facts.usable_blocks == 270
         assert (await answered(gateway, ask("tiny", tokens=199))).status == 200

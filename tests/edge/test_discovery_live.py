@@ -94,7 +94,9 @@ async def test_a_unified_cache_is_found_as_its_lower_bound_and_a_storm_ends_no_s
     found = await found_at(unified.url)
 
     # One slot's context is the whole cache here; no more than 0.90 of it may be reserved.
-    assert found.facts == PoolFacts(UNIFIED, 1, 921, max_seqs=SLOTS, engine="llamacpp")
+    assert found.facts == PoolFacts(
+        UNIFIED, 1, 921, max_seqs=SLOTS, engine="llamacpp", engine_context=UNIFIED
+    )
     assert "unified_or_split" in {f.code for f in found.warnings}
     assert await storm(unified.url, CAP) > 0, "without the gate some die"
     dead, pool = await gated_storm(unified, CAP)
@@ -113,7 +115,9 @@ async def test_a_split_cache_is_found_as_one_slot_and_as_all_of_them_when_the_si
 
     assert bound.facts is not None
     assert (bound.facts.total_blocks, bound.facts.max_seqs) == (CELLS // SLOTS, SLOTS)
-    assert given.facts == PoolFacts(CELLS, 1, CELLS // SLOTS, max_seqs=SLOTS, engine="llamacpp")
+    assert given.facts == PoolFacts(
+        CELLS, 1, CELLS // SLOTS, max_seqs=SLOTS, engine="llamacpp", engine_context=CELLS // SLOTS
+    )
     assert not {"unified_or_split", "unified_cache"} & {f.code for f in given.warnings}
     for said, blocks in (({}, CELLS // SLOTS), ({"total_blocks": CELLS}, CELLS)):
         dead, pool = await gated_storm(split, 100, **said)

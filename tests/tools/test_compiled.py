@@ -29,7 +29,9 @@ HAS_COMPILER = shutil.which("gcc") and Path(sysconfig.get_path("include"), "Pyth
 def test_the_compiled_gateway_passes_the_tests_of_the_python_one(tmp_path: Path) -> None:
     made = tmp_path / "made"
     tool = [sys.executable, str(ROOT / "tools" / "compile.py"), str(made)]
-    subprocess.run(tool, check=True, capture_output=True, timeout=600)
+    # What is asked is whether it is right, not whether it is fast.
+    quickly = {**os.environ, "MYPYC_OPT_LEVEL": "0"}
+    subprocess.run(tool, env=quickly, check=True, capture_output=True, timeout=600)
     env = os.environ | {"PYTHONPATH": str(made), "KVGATE_EPISODES": "2000"}
 
     version = [sys.executable, "-m", "kvgate", "--version"]

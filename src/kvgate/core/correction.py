@@ -20,6 +20,7 @@ pool would take a new request for each that ends, and nothing would ever be held
 from __future__ import annotations
 
 import math
+from collections import deque
 from dataclasses import dataclass
 
 from kvgate.core.records import Misuse, Seconds
@@ -98,27 +99,29 @@ class Correction:
         self._counter: int | None = None
         self._over_in_a_row = 0
         self._rose: Seconds | None = None
-        # Of foreign sequences: how long what they had is kept for them, since when it is less, the most
-        # that they had since then and when that was, when nothing was held back any more.
+        # What foreign sequences had, the latest of each size and no smaller one before a larger; how long
+        # that is kept for them, and when nothing was any more. In seconds of a clock that stands still
+        # while there is nothing to see.
+        self._theirs_at: deque[tuple[Seconds, int]] = deque()
         self._keep = KEPT
-        self._since: Seconds = 0.0
-        self._lately, self._lately_at = 0, 0.0
         self._let_go: Seconds | None = None
-        self._saw: Seconds | None = None  # the last time that it was looked, whatever there was to see
+        self._seen: Seconds = 0.0
+        self._saw: Seconds | None = None
 
     def look(self, look: Look) -> float:
         """Take in one look; returns the fraction that holds from now on."""
         if look.used is None and look.preemptions is None:
             return self.blind(look.now)
+        self._seen += look.now - self._saw if self._saw is not None else 0.0
         self.last_look = self._saw = look.now
         fresh = self._new_preemptions(look.preemptions)
         over = self._is_over(look)
         before = self.own
         self.overuses += over
         if over and self.foreign_seqs:
-            self._hold_back(look.now, self.foreign_blocks)
+            self._hold_back(self.foreign_blocks)
         elif not self.foreign_blocks:
-            self._hold_back(look.now, 0)
+            self._hold_back(0)
         if fresh or (over and not self.foreign_seqs):
             self._step_down(look, fresh, over)
         if self.own < before or fresh or (self.foreign_blocks and (self.foreign_seqs or not over)):
@@ -131,9 +134,7 @@ class Correction:
     def blind(self, now: Seconds) -> float:
         """There was nothing to see. Nothing is learned; what was gained by looking is lost in time."""
         self._over_in_a_row = 0
-        self._rose = now
-        self._since += now - self._saw if self._saw is not None else 0.0  # that time does not count
-        self._saw = now
+        self._rose = self._saw = now
         if self.last_look is not None and now - self.last_look >= STALE:
             self.own = min(self.own, self.start)
             self.fraction = min(self.fraction, self.own)
@@ -145,21 +146,20 @@ class Correction:
             self.fraction = max(NOTHING, min(self.own, self._left(self.held_back, total)))
         return self.fraction
 
-    def _hold_back(self, now: Seconds, theirs: int) -> None:
-        """As much as foreign sequences have, or had at most in the time just past."""
-        if theirs >= self.held_back:
-            if theirs and not self.held_back:
-                again = self._let_go is not None and now - self._let_go < COMES_AGAIN * self._keep
-                self._keep = min(KEPT_LONGEST, 2 * self._keep) if again else KEPT
-            self.held_back, self._lately, self._since = theirs, 0, now
-            return
-        if theirs >= self._lately:
-            self._lately, self._lately_at = theirs, now
-        if now - self._since >= self._keep:
-            self.held_back, self._since, self._lately = self._lately, self._lately_at, theirs
-            self._lately_at = now
-            if not self.held_back:
-                self._let_go = now
+    def _hold_back(self, blocks: int) -> None:
+        """Foreign sequences have `blocks` now: the most of the time just past is held back for them."""
+        theirs, now = self._theirs_at, self._seen
+        if blocks and not theirs:
+            again = self._let_go is not None and now - self._let_go < COMES_AGAIN * self._keep
+            self._keep = min(KEPT_LONGEST, 2 * self._keep) if again else KEPT
+        while theirs and theirs[-1][1] <= blocks:
+            theirs.pop()
+        if blocks:
+            theirs.append((now, blocks))
+        while theirs and now - theirs[0][0] >= self._keep:
+            theirs.popleft()
+            self._let_go = now
+        self.held_back = theirs[0][1] if theirs else 0
 
     def _step_down(self, look: Look, fresh: int, over: bool) -> None:
         is_ours = over and not self.foreign_seqs
@@ -171,7 +171,7 @@ class Correction:
         if fresh and self.held_back:
             # They take more than is seen of them. It comes back with the rest.
             most = max(self.held_back, int((self.start - self.floor) * look.total))
-            self.held_back = min(most, self.held_back + math.ceil(STEP_DOWN * look.total))
+            self._hold_back(min(most, self.held_back + math.ceil(STEP_DOWN * look.total)))
         elif fresh:
             self.own = min(self.own, max(self.floor, self.own - STEP_DOWN))
 
