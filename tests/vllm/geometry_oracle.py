@@ -159,8 +159,10 @@ def peak_of(manager: KVCacheManager, job: dict[str, Any], case: dict[str, Any], 
         most = min(rest, job["budget"])
         tokens = most if case["whole_chunks"] else draw.randint(1, most)
         if case["whole_chunks"] and job["mamba_mode"] == "align" and most < rest:
-            # As the scheduler does beside states: chunks end at the borders of blocks.
-            tokens = max(job["block_size"], most // job["block_size"] * job["block_size"])
+            # As the scheduler does beside states: chunks end at the borders of blocks, or run up to one.
+            block = job["block_size"]
+            to_border = block - one.computed % block
+            tokens = most // block * block if to_border == block and most >= block else min(most, to_border)
         final = one.step(tokens, batches, lookahead, encoder)
         peak = max(peak, final)
     while one.computed < one.end:
