@@ -47,7 +47,7 @@ compiled: $(READY) ## the path of a request compiled to C, into build/compiled (
 test-compiled: compiled ## the tests of core, wire and edge, run by the compiled code
 	PYTHONPATH=$(CURDIR)/build/compiled $(BIN)/python -m pytest tests/core tests/wire tests/edge \
 	  -m 'not as_python and not vllm and not tokenizers and not sdks' \
-	  -W 'ignore:the .type, exc, tb. signature:DeprecationWarning' $(ARGS)
+	  -W 'ignore:the (type, exc, tb) signature of throw():DeprecationWarning' $(ARGS)
 
 bench: peers ## every benchmark, one after the other
 	@set -e; for file in benchmarks/[a-z]*.py; do echo "== $$file"; $(BIN)/python "$$file" $(ARGS); done

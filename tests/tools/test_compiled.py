@@ -22,7 +22,7 @@ TESTS = (
     "tests/edge/test_upstreams.py",
 )
 # mypyc's coroutines pass exceptions on in a way that Python 3.12 and later do not like.
-OLD_THROW = ("-W", "ignore:the .type, exc, tb. signature:DeprecationWarning")
+OLD_THROW = ("-W", "ignore:the (type, exc, tb) signature of throw():DeprecationWarning")
 HAS_COMPILER = shutil.which("gcc") and Path(sysconfig.get_path("include"), "Python.h").exists()
 
 
