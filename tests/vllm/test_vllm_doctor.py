@@ -20,7 +20,9 @@ __all__ = ["vllm"]  # the fixture: one server for this file
 def test_the_facts_that_are_found_are_those_that_it_was_started_with(vllm: Server) -> None:
     found = asyncio.run(examine(vllm.url)).found
 
-    assert found.facts == PoolFacts(BLOCKS - 1, vllm.block_size, vllm.context, engine="vllm")
+    assert found.facts == PoolFacts(
+        BLOCKS - 1, vllm.block_size, vllm.context, engine="vllm", engine_context=vllm.context
+    )
     assert (found.models, found.ranks, found.is_exact, found.preemptions) == (("tiny",), 1, True, 0)
 
 

@@ -97,8 +97,12 @@ def test_a_storm_stays_within_the_books_and_preempts_only_without_kvgate(
 ) -> None:
     engine = running.engine
     with compared(engine.url, running.admin) as books:
-        gated = measured("gated", engine.url, Load(running.url, 24, SEED, "adversarial"), GATED_SECONDS)
-    direct = measured("direct", engine.url, Load(engine.url, 24, SEED, "adversarial"), DIRECT_SECONDS)
+        gated = measured(
+            "gated", engine.url, Load(running.url, engine.url, 24, SEED, "adversarial"), GATED_SECONDS
+        )
+    direct = measured(
+        "direct", engine.url, Load(engine.url, engine.url, 24, SEED, "adversarial"), DIRECT_SECONDS
+    )
 
     with capsys.disabled():
         print(f"\n{engine.model.kind}: {json.dumps([asdict(gated), asdict(direct)], indent=1)}")
