@@ -71,28 +71,25 @@ def test_who_comes_and_goes_has_what_it_had_at_most_held_back_all_the_time() -> 
 
 
 def test_who_comes_again_and_again_has_it_held_back_longer_each_time() -> None:
-    fixed, now, kept = Correction(0.90), 0.0, []
-    for _ in range(6):
-        for _ in range(10):
+    fixed, now = Correction(0.90), 0.0
+
+    def kept_after(looks: int, pause: float) -> float:
+        """Seconds that it is held back after they were there for some looks, `pause` after the last time."""
+        nonlocal now
+        now += pause
+        for _ in range(looks):
             now += PERIOD
             fixed.look(there(now))
         since = now
         while fixed.held_back:
             now += PERIOD
             fixed.look(gone(now))
-        kept.append(now - since)
-        now += 30.0
+        return now - since
+
+    kept = [kept_after(10, 30.0) for _ in range(6)]
     assert kept == pytest.approx([60, 120, 240, 480, 600, 600], abs=PERIOD)
     # Those who were not there for long begin anew.
-    now += 10 * KEPT_LONGEST
-    for _ in range(2):
-        now += PERIOD
-        fixed.look(there(now))
-    since = now
-    while fixed.held_back:
-        now += PERIOD
-        fixed.look(gone(now))
-    assert now - since == pytest.approx(KEPT, abs=PERIOD)
+    assert kept_after(2, 10 * KEPT_LONGEST) == pytest.approx(KEPT, abs=PERIOD)
 
 
 def test_what_they_had_less_lately_is_held_back_from_when_they_had_it() -> None:

@@ -15,7 +15,7 @@ from functools import partial
 from itertools import islice
 
 from kvgate.core.accounts import Waiter
-from kvgate.core.records import PoolFacts
+from kvgate.edge.upstreams.routing import form_of
 from kvgate.edge.upstreams.upstream import Upstream
 
 _log = logging.getLogger("kvgate.upstream")
@@ -74,18 +74,13 @@ class Neighbours:
         lines = [(other, waiters) for other, waiters in lines if waiters]
         lines.sort(key=lambda line: (-line[1][0].ask.tenant.priority, line[1][0].place))
         for other, waiters in lines:
-            is_alike = _form(other.facts) == _form(facts)
+            is_alike = form_of(other.facts) == form_of(facts)
             for waiter in waiters:
                 if is_alike and not gate.ledger.fits(waiter.blocks, waiter.seqs):
                     continue
                 if other.keeper.move(waiter.key, upstream.keeper):
                     return True
         return False
-
-
-def _form(facts: PoolFacts) -> tuple[object, ...]:
-    """Pools of one form price a request alike."""
-    return facts.block_size, facts.context, facts.engine_context, facts.lookahead, id(facts.geometry)
 
 
 def _first_of(upstream: Upstream) -> list[Waiter]:

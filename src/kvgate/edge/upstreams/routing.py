@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from hashlib import blake2b
 
 from kvgate.core.price import price, worst_case_blocks
-from kvgate.core.records import Ask, Granted, Reason, Seconds
+from kvgate.core.records import Ask, Granted, PoolFacts, Reason, Seconds
 from kvgate.edge.upstreams import models
 from kvgate.edge.upstreams.upstream import Upstream
 from kvgate.wire.dialects.openai import Shape
@@ -207,7 +207,7 @@ def _by_headroom(upstreams: Sequence[Upstream], ask_of: Callable[[Upstream], Ask
     found = []
     for upstream in upstreams:
         facts = upstream.facts
-        form = (facts.block_size, facts.context, facts.engine_context, facts.lookahead, id(facts.geometry))
+        form = form_of(facts)
         needed = blocks.get(form)
         if needed is None:
             needed = blocks[form] = worst_case_blocks(ask_of(upstream), facts)[0]
@@ -216,6 +216,11 @@ def _by_headroom(upstreams: Sequence[Upstream], ask_of: Callable[[Upstream], Ask
             found.append((left / facts.usable_blocks, upstream))
     found.sort(key=lambda each: each[0], reverse=True)
     return [upstream for _, upstream in found]
+
+
+def form_of(facts: PoolFacts) -> tuple[object, ...]:
+    """Pools of one form price a request alike."""
+    return facts.block_size, facts.context, facts.engine_context, facts.lookahead, id(facts.geometry)
 
 
 def _affinity(session: bytes, label: str) -> bytes:
