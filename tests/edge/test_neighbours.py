@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 from harness import Client
 from inside import until
@@ -11,6 +12,11 @@ from several_engines import Fake, answered, ask, before, sent
 from kvgate.edge.gateway import Gateway
 from kvgate.edge.housekeeping import probe
 from kvgate.edge.tenants import tenant_rules
+from kvgate.edge.upstreams.upstream import Upstream
+
+
+def holds(upstream: Upstream, blocks: int) -> bool:
+    return upstream.gate.ledger.reserved_blocks == blocks
 
 
 async def filled(gateway: Gateway, tokens: int = 80) -> list[Client]:
@@ -18,7 +24,7 @@ async def filled(gateway: Gateway, tokens: int = 80) -> list[Client]:
     clients = []
     for upstream in gateway.upstreams:
         clients.append(await sent(gateway, ask(tokens=tokens)))
-        await until(lambda gate=upstream.gate: gate.ledger.reserved_blocks == tokens)  # type: ignore[misc]
+        await until(partial(holds, upstream, tokens))
     return clients
 
 

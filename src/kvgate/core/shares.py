@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator, Mapping
-from heapq import heapify, heappop, heappush
+from heapq import heapify, heappop, heappush, nsmallest
 
 from kvgate.core.accounts import Account, Waiter
 from kvgate.core.records import Tenant
@@ -161,9 +161,9 @@ class Shares:
                     yield other
 
     def at_ceilings(self) -> list[Waiter]:
-        """The first of each tenant that waits for its own ceiling only, the longest wait first."""
+        """The first of a few tenants that wait for their own ceilings only, the longest waits first."""
         accounts = [a for klass in self._classes.values() for a in klass.at_ceiling if a.waiting]
-        return sorted([a.waiting[0][2] for a in accounts], key=_place)
+        return nsmallest(LOOK, [a.waiting[0][2] for a in accounts], key=_place)
 
     def outranks(self, tenant: Tenant, head: Waiter, usable: int) -> bool:
         """Whether a newcomer of this tenant would be the head instead of `head`."""

@@ -53,9 +53,7 @@ def _with_geometry(config: Any, pages: Pages, given: Given, drafts: int) -> Foun
             dcp=parallel.decode_context_parallel_size,
             max_batched_tokens=scheduler.max_num_batched_tokens,
             draft_tokens=drafts,
-            extra_lookahead=max(0, getattr(config, "num_lookahead_tokens", drafts + 1) - drafts)
-            if drafts
-            else 0,
+            extra_lookahead=max(0, getattr(config, "num_lookahead_tokens", drafts + 1) - drafts),
             concurrent_batches=getattr(config, "max_concurrent_batches", None),
             hybrid_manager=not scheduler.disable_hybrid_kv_cache_manager,
         )

@@ -1,7 +1,8 @@
 """A request that goes to another pool: its engine is gone or cannot count, or another one has room first.
 
-Promises: only while nothing has been sent; what was held at one pool is given back, and its place in the
-line there, before the request is answered at the next; no engine that failed it is tried twice.
+Promises: only while nothing has been sent; what was held at one pool is given back before the next is
+asked, and a place in one line is left only by who has got in elsewhere; no engine that failed it is
+tried twice.
 """
 
 from __future__ import annotations

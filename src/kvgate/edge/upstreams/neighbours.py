@@ -12,16 +12,12 @@ import logging
 from collections import deque
 from collections.abc import Sequence
 from functools import partial
-from itertools import islice
 
 from kvgate.core.accounts import Waiter
 from kvgate.edge.upstreams.routing import form_of
 from kvgate.edge.upstreams.upstream import Upstream
 
 _log = logging.getLogger("kvgate.upstream")
-
-# Of those who wait for the ceilings of their tenants only, so many are looked at.
-AT_CEILINGS = 4
 
 
 class Neighbours:
@@ -91,4 +87,4 @@ def _first_of(upstream: Upstream) -> list[Waiter]:
     usable, shares = gate.facts.usable_blocks, gate.line.shares
     head = shares.head(usable)
     waiters = [] if head is None else [head, *shares.behind(head, usable)]
-    return waiters + list(islice(shares.at_ceilings(), AT_CEILINGS))
+    return waiters + shares.at_ceilings()

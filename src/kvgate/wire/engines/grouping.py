@@ -81,7 +81,7 @@ def layout_of(reading: Reading, given: Given) -> tuple[KVLayout | None, str | No
     shape = (prompt, min(TYPICAL[1], reading.context))
     if geometry.count(Kind.STATE) and serving.states == "align":
         without = layout_for(geometry, replace(serving, prefix_caching=False, state_mode=None))
-        _tell_states(each.price(*shape, reading.context), without.price(*shape, reading.context), reading)
+        _tell_states(each, without, shape, reading)
     if in_flight == ANY:
         return each, None
     return each.tighter(once, reading.total_blocks, shape, reading.context), None
@@ -139,12 +139,13 @@ def _short_of(groups: Sequence[Group], serving: Serving, reading: Reading, given
     return None
 
 
-def _tell_states(kept: int, alone: int, reading: Reading) -> None:
+def _tell_states(caching: KVLayout, without: KVLayout, shape: tuple[int, int], reading: Reading) -> None:
     """What the states that prefix caching keeps come to, where it is worth a thought."""
+    kept, alone = (layout.price(*shape, reading.context) for layout in (caching, without))
     if kept >= STATES_MATTER * alone:
         reading.note(
             "states_kept",
-            f"with prefix caching a request of {TYPICAL[0]:,} + {TYPICAL[1]:,} tokens takes {kept} blocks, "
+            f"with prefix caching a request of {shape[0]:,} + {shape[1]:,} tokens takes {kept} blocks, "
             f"without it {alone}: states at block borders are kept beside the running one",
             "where prompts share little, start vLLM with --no-enable-prefix-caching",
         )
